@@ -1,0 +1,85 @@
+"""Which run the user means."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from hpcml.errors import UserError
+from hpcml.runs.folder import RunFolder, default_root
+
+_LISTED = 10
+
+
+def list_runs(root: Path) -> list[RunFolder]:
+    """All runs below a root, the one whose command was given last first."""
+    try:
+        plans = [
+            path for path in root.glob("*/*/plan.json") if not path.parent.name.startswith(".")
+        ]
+    except OSError as error:
+        raise UserError(f"cannot read the runs in {root}: {error.strerror}") from error
+    return sorted((RunFolder(path.parent) for path in plans), key=_last_given, reverse=True)
+
+
+def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
+    """The run that the user named.
+
+    Args:
+        spec: a path of a run folder, a run id or a unique beginning of one, a recipe's name (its
+            newest run), ``name/id``, or ``None`` for the newest run of all.
+        root: where to look; :func:`hpcml.runs.folder.default_root` unless given.
+
+    Raises:
+        UserError: nothing, or more than one run, has this name. The message lists the known ones.
+    """
+    root = (root or default_root()).absolute()
+    if spec is not None and (Path(spec) / "plan.json").is_file():
+        return RunFolder.open(Path(spec).resolve())
+    runs = list_runs(root)
+    if not runs:
+        raise UserError(f"there are no runs in {root}; name another place by --root or $HPCML_RUNS")
+    if spec is None:
+        return RunFolder.open(runs[0].path)
+    matches = _matches(spec.rstrip("/"), runs)
+    if len(matches) == 1:
+        return RunFolder.open(matches[0].path)
+    if matches:
+        raise UserError(f"{spec!r} can mean several runs: {_listing(matches)}")
+    names = {run.name for run in runs} | {run.run_id for run in runs} | set(map(_label, runs))
+    nearest = difflib.get_close_matches(spec, sorted(names), n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise UserError(f"no run is named {spec!r}.{hint} Runs in {root}: {_listing(runs)}")
+
+
+def _matches(spec: str, runs: list[RunFolder]) -> list[RunFolder]:
+    """The runs that a name can mean; the most exact reading that fits any wins."""
+    named = [run for run in runs if run.name == spec]
+    if named:
+        return named[:1]
+    name, _, beginning = spec.rpartition("/")
+    candidates = [run for run in runs if not name or run.name == name]
+    exact = [run for run in candidates if run.run_id == beginning]
+    if exact or not beginning:
+        return exact
+    return [run for run in candidates if run.run_id.startswith(beginning)]
+
+
+def _last_given(run: RunFolder) -> float:
+    """When the run's command was given last: each time, the journal grows."""
+    for path in (run.journal_file, run.plan_file):
+        try:
+            return os.stat(path).st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _label(run: RunFolder) -> str:
+    return f"{run.name}/{run.run_id}"
+
+
+def _listing(runs: list[RunFolder]) -> str:
+    shown = ", ".join(map(_label, runs[:_LISTED]))
+    return shown if len(runs) <= _LISTED else f"{shown}, and {len(runs) - _LISTED} more"

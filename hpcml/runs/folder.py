@@ -1,0 +1,377 @@
+"""The run folder: its paths, and writing it so that a kill never leaves half of one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hpcml.errors import UserError
+from hpcml.runs.disk import append_line, dumps, flush_folder, plain_errors, replace, write_flushed
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CREATING = ".creating-"
+# Between the birth of a temporary folder and its lock there is a moment; after this many seconds
+# a temporary folder without a lock belongs to nobody.
+_UNLOCKED_IS_ABANDONED = 3600.0
+
+
+def now() -> str:
+    """The time as all files of a run write it: ISO 8601, UTC, milliseconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def default_root() -> Path:
+    """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here."""
+    return Path(os.environ.get("HPCML_RUNS") or "runs").absolute()
+
+
+class RunFolder:
+    """One run on disk. The layout is fixed in docs/design.md.
+
+    Use :meth:`create` for a new run, :meth:`open` or :func:`hpcml.runs.find.find_run` for an
+    existing one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    # Paths
+
+    @property
+    def name(self) -> str:
+        """The recipe's name: the folder that the run lies in."""
+        return self.path.parent.name
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: the name of the folder itself."""
+        return self.path.name
+
+    @property
+    def plan_file(self) -> Path:
+        """The plan without its cells."""
+        return self.path / "plan.json"
+
+    @property
+    def recipe_file(self) -> Path:
+        """The recipe as it was given."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def site_file(self) -> Path:
+        """The site as it was given."""
+        return self.path / "site.yaml"
+
+    @property
+    def cells_file(self) -> Path:
+        """One JSON line per cell."""
+        return self.path / "cells.jsonl"
+
+    @property
+    def cells_index(self) -> Path:
+        """The byte offset of each line of :attr:`cells_file`, little-endian uint64."""
+        return self.path / "cells.idx"
+
+    @property
+    def code(self) -> Path:
+        """What the payload runs: the package, and a snapshot of the user's files."""
+        return self.path / "code"
+
+    @property
+    def submissions(self) -> Path:
+        """The folder with one JSON file per submission."""
+        return self.path / "submissions"
+
+    @property
+    def journal_file(self) -> Path:
+        """The journal of calls to the scheduler."""
+        return self.path / "submissions.jsonl"
+
+    @property
+    def scripts(self) -> Path:
+        """The rendered batch scripts."""
+        return self.path / "scripts"
+
+    @property
+    def tasks(self) -> Path:
+        """The output of the batch scripts."""
+        return self.path / "tasks"
+
+    @property
+    def cells_dir(self) -> Path:
+        """One folder per cell that was started."""
+        return self.path / "cells"
+
+    @property
+    def results_file(self) -> Path:
+        """The table that ``hpcml results`` shows."""
+        return self.path / "results.parquet"
+
+    def cell_dir(self, cell_id: str) -> Path:
+        """The folder of one cell; it exists once the cell was started or cancelled."""
+        return self.cells_dir / cell_id
+
+    # Creating and opening
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        name: str,
+        run_id: str,
+        plan_json: dict[str, Any],
+        recipe_text: str,
+        site_text: str,
+        cells: Iterable[dict[str, Any]],
+    ) -> RunFolder:
+        """Write a new run, or open it if it is there with the same plan.
+
+        The folder is built under a temporary name and renamed, so that it is complete or absent.
+
+        Args:
+            root: the runs root; it is created if absent.
+            name: the recipe's name.
+            run_id: the folder's name.
+            plan_json: the plan without its cells; ``digest`` identifies it.
+            recipe_text: the recipe as it was given.
+            site_text: the site as it was given.
+            cells: ``{"index", "id", "params", "payload"}`` each, in the order of the index; read
+                once, never kept in memory.
+
+        Raises:
+            UserError: the folder cannot be written, or holds a run with another plan. Nothing
+                half-made is left.
+        """
+        target = root.absolute() / name / run_id
+        if (target / "plan.json").exists():
+            return cls.open(target, digest=plan_json["digest"])
+        with plain_errors(f"write the run folder {target}"), _new_folders(target.parent):
+            _remove_abandoned(target.parent)
+            with _temporary_folder(target.parent) as building:
+                for folder in ("cells", "submissions", "scripts", "tasks"):
+                    (building / folder).mkdir()
+                _write_cells(building, cells)
+                write_flushed(building / "recipe.yaml", recipe_text.encode())
+                write_flushed(building / "site.yaml", site_text.encode())
+                plan = json.dumps(plan_json, indent=2, ensure_ascii=False) + "\n"
+                write_flushed(building / "plan.json", plan.encode())
+                flush_folder(building)
+                # Two commands at once: the first rename wins, and both continue with that run.
+                won = _publish(building, target)
+            flush_folder(target.parent)
+        return cls(target) if won else cls.open(target, digest=plan_json["digest"])
+
+    @classmethod
+    def open(cls, path: Path, digest: str | None = None) -> RunFolder:
+        """Open an existing run.
+
+        Args:
+            path: the run folder.
+            digest: the digest that its plan must have; ``None`` accepts any.
+
+        Raises:
+            UserError: it is no run folder, or its plan is another one.
+        """
+        run = cls(path.absolute())
+        found = run.plan.get("digest")
+        if not isinstance(found, str):
+            raise UserError(f"{run.plan_file}: the plan has no digest, so this is no run of hpcml")
+        if digest is not None and found != digest:
+            raise UserError(
+                f"{run.path} holds a run with another plan (digest {found[:12]}, "
+                f"this one has {digest[:12]}); use another --root, or move that folder away"
+            )
+        return run
+
+    # Reading
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The plan as it was written."""
+        try:
+            plan = json.loads(self.plan_file.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is not a run folder: it has no plan.json") from None
+        except ValueError as error:
+            raise UserError(f"{self.plan_file} is damaged: {error}") from error
+        except OSError as error:
+            raise UserError(f"cannot read {self.plan_file}: {error.strerror}") from error
+        if not isinstance(plan, dict):
+            raise UserError(f"{self.plan_file} is damaged: not a JSON object")
+        return plan
+
+    @property
+    def swept(self) -> list[str]:
+        """Names of the parameters that differ between the cells."""
+        return list(self.plan.get("swept") or [])
+
+    @property
+    def objective(self) -> tuple[str, str] | None:
+        """The metric that ranks the cells, and ``min`` or ``max``."""
+        objective = self.plan.get("objective")
+        return (objective["metric"], objective["mode"]) if objective else None
+
+    @cached_property
+    def offsets(self) -> array[int]:
+        """The byte offset of each cell's line."""
+        values = array("Q")
+        with plain_errors(f"read {self.cells_index}"):
+            values.frombytes(self.cells_index.read_bytes())
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def cell(self, index: int) -> dict[str, Any]:
+        """The cell with this index, without reading the others."""
+        return self.read_cells([index])[0]
+
+    def read_cells(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Some cells by their indices."""
+        with plain_errors(f"read {self.cells_file}"), self.cells_file.open("rb") as file:
+            cells = []
+            for index in indices:
+                file.seek(self.offsets[index])
+                cells.append(json.loads(file.readline()))
+            return cells
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        """All cells in order, one at a time."""
+        with plain_errors(f"read {self.cells_file}"), self.cells_file.open("rb") as file:
+            yield from map(json.loads, file)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Index by id, of all cells."""
+        # Only the head of each line is looked at, because parsing 100,000 lines takes a second.
+        with plain_errors(f"read {self.cells_file}"):
+            data = self.cells_file.read_bytes()
+        ids = {}
+        for index, offset in enumerate(self.offsets):
+            start = data.index(b'"id":"', offset) + 6
+            ids[data[start : data.index(b'"', start)].decode()] = index
+        return ids
+
+    # Submissions
+
+    def write_submission(self, record: dict[str, Any]) -> int:
+        """Write ``submissions/NNN.json`` under the next free number, and return the number."""
+        with plain_errors(f"write to {self.submissions}"):
+            taken = [int(file.stem) for file in self.submissions.glob("[0-9]*.json")]
+            for number in itertools.count(max(taken, default=0) + 1):
+                path = self.submissions / f"{number:03}.json"
+                # The empty file reserves the number against another command at the same time.
+                with suppress(FileExistsError):
+                    path.touch(exist_ok=False)
+                    replace(path, dumps({"submission": number, **record}) + b"\n")
+                    return number
+        raise AssertionError("unreachable")
+
+    def read_submission(self, number: int) -> dict[str, Any]:
+        """The record of one submission."""
+        with plain_errors(f"read {self.submissions}"):
+            record: dict[str, Any] = json.loads((self.submissions / f"{number:03}.json").read_bytes())
+        return record
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """Append to the journal of submissions, and flush it before returning."""
+        with plain_errors(f"write to {self.journal_file}"):
+            append_line(self.journal_file, {"time": now(), "event": event, **fields}, durable=True)
+
+
+def _write_cells(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
+    offsets = array("Q")
+    position = 0
+    with (folder / "cells.jsonl").open("wb") as file:
+        for index, cell in enumerate(cells):
+            if cell["index"] != index or not _SAFE_ID.fullmatch(cell["id"]):
+                raise ValueError(f"cell {index}: index {cell['index']}, id {cell['id']!r}")
+            head = {"index": index, "id": cell["id"]}
+            line = dumps(head | cell) + b"\n"
+            file.write(line)
+            offsets.append(position)
+            position += len(line)
+        file.flush()
+        os.fsync(file.fileno())
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    write_flushed(folder / "cells.idx", offsets.tobytes())
+
+
+@contextmanager
+def _new_folders(path: Path) -> Iterator[None]:
+    """Create a folder and its parents; after an error remove those that were created."""
+    missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    """A folder beside the one to be, locked by this process, gone when the block ends."""
+    building = Path(tempfile.mkdtemp(prefix=_CREATING, dir=parent))
+    try:
+        # mkdtemp makes it private; a run is as readable as the umask says.
+        mask = os.umask(0)
+        os.umask(mask)
+        building.chmod(0o777 & ~mask)
+        with (building / "owner").open("w") as lock:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _publish(building: Path, target: Path) -> bool:
+    (building / "owner").unlink()
+    try:
+        building.rename(target)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and (target / "plan.json").exists():
+            return False
+        raise
+    return True
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove what earlier commands that were killed left behind."""
+    for folder in parent.glob(f"{_CREATING}*"):
+        with suppress(OSError):
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        with (folder / "owner").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime > _UNLOCKED_IS_ABANDONED
