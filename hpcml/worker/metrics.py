@@ -33,7 +33,7 @@ def report(*, step: Optional[int] = None, **metrics: float) -> None:
     path = os.environ.get("HPCML_METRICS")
     if not path:
         return
-    record: "dict[str, object]" = {} if step is None else {"step": int(step)}
+    record: dict[str, object] = {} if step is None else {"step": int(step)}
     for name, value in metrics.items():
         record[name] = value if isinstance(value, int) else float(value)
     append_line(path, record)
