@@ -100,16 +100,20 @@ def last_values(data: bytes) -> dict[str, float]:
     return values
 
 
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """The metrics of one record: its numbers, and NaN where a program wrote null for it."""
+    return {
+        name: float("nan") if value is None else value
+        for name, value in record.items()
+        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    }
+
+
 def _merge(lines: list[bytes]) -> dict[str, float]:
     values: dict[str, float] = {}
     for line in lines:
         for record in parse_line(line):
-            for name, value in record.items():
-                # Some programs write null for NaN, because JSON has none.
-                if value is None:
-                    values[name] = float("nan")
-                elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                    values[name] = value
+            values |= numbers(record)
     return values
 
 

@@ -32,7 +32,7 @@ _UNLOCKED_IS_ABANDONED = 3600.0
 
 def now() -> str:
     """The time as all files of a run write it: ISO 8601, UTC, milliseconds."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def default_root() -> Path:
@@ -290,7 +290,9 @@ class RunFolder:
     def read_submission(self, number: int) -> dict[str, Any]:
         """The record of one submission."""
         with plain_errors(f"read {self.submissions}"):
-            record: dict[str, Any] = json.loads((self.submissions / f"{number:03}.json").read_bytes())
+            record: dict[str, Any] = json.loads(
+                (self.submissions / f"{number:03}.json").read_bytes()
+            )
         return record
 
     def journal(self, event: str, **fields: Any) -> None:

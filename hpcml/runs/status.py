@@ -1,0 +1,297 @@
+"""The states of a run's cells, derived from the events and metrics that the cells left."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcml.runs.disk import plain_errors
+from hpcml.runs.events import JsonLines, last_values, numbers, parse_time
+from hpcml.runs.folder import RunFolder
+from hpcml.runs.liveness import Alive, is_alive
+
+#: All states, in the order in which summaries name them.
+STATES = ("running", "pending", "stopped", "lost", "failed", "done")
+
+#: Metrics that describe the progress and not the result.
+PROGRESS_METRICS = frozenset({"step", "total_steps", "tokens_per_second"})
+
+_STATE_OF_CAUSE = {
+    "done": "done",
+    "stopped": "stopped",
+    "application": "failed",
+    "oom": "failed",
+    "killed": "failed",
+    "no_progress": "failed",
+    "lost": "lost",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """What is known about one cell.
+
+    Attributes:
+        state: one of :data:`STATES`.
+        attempts: how many attempts were started.
+        metrics: the last value of each metric, without the progress ones.
+        checkpoint_step: the step of the newest checkpoint.
+        reason: one sentence for a person, where there is something to say.
+        cancelled: somebody cancelled it, and it was not started again since.
+        eta_seconds: the time left of a running cell, from its speed in this attempt.
+        started, ended: seconds since the epoch; the first attempt's start, the last one's end.
+    """
+
+    id: str
+    index: int
+    state: str
+    params: dict[str, Any] = field(default_factory=dict)
+    attempts: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    total_steps: int | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+    reason: str | None = None
+    cancelled: bool = False
+    checkpoint_step: int | None = None
+    started: float | None = None
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The states of a run at one moment.
+
+    Attributes:
+        total: the number of cells.
+        cells: the cells that were started or cancelled, by index. All others are pending.
+    """
+
+    total: int
+    cells: dict[int, CellState]
+
+    def counts(self) -> dict[str, int]:
+        """The number of cells in each state, without the states that no cell is in."""
+        counted = Counter(cell.state for cell in self.cells.values())
+        counted["pending"] += self.total - len(self.cells)
+        return {state: counted[state] for state in STATES if counted[state]}
+
+    def in_state(self, *states: str) -> list[CellState]:
+        """The known cells in these states, by index."""
+        return [cell for cell in self.cells.values() if cell.state in states]
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """The time left of the whole run, if as many cells keep running as do now."""
+        running = self.in_state("running")
+        left = [cell.eta_seconds for cell in running if cell.eta_seconds is not None]
+        waiting = self.total - sum(
+            cell.state in ("running", "done", "failed") for cell in self.cells.values()
+        )
+        if not running or (len(left) < len(running) and not waiting):
+            return None
+        took = [
+            cell.ended - cell.started
+            for cell in self.in_state("done")
+            if cell.ended is not None and cell.started is not None
+        ]
+        if not waiting:
+            return max(left)
+        if not took:
+            took = [_expected(cell) for cell in running if cell.eta_seconds is not None]
+        if not took:
+            return None
+        mean = sum(took) / len(took)
+        return (sum(left) + mean * (len(running) - len(left) + waiting)) / len(running)
+
+
+def collect(run: RunFolder, alive: Alive | None = None) -> Status:
+    """The states of a run's cells now. To look repeatedly, keep a :class:`Watcher`."""
+    return Watcher(run, alive).refresh()
+
+
+class Watcher:
+    """Looks at a run again and again, and each time reads only what is new.
+
+    Args:
+        run: the run.
+        alive: asked about attempts on other machines; without it they count as running.
+    """
+
+    def __init__(self, run: RunFolder, alive: Alive | None = None) -> None:
+        self._run = run
+        self._alive = alive
+        self._cells: dict[str, _Watched] = {}
+
+    def refresh(self) -> Status:
+        """The states now."""
+        with plain_errors(f"read {self._run.cells_dir}"):
+            found = [name for name in os.listdir(self._run.cells_dir) if name in self._run.ids]
+            new = sorted((self._run.ids[name], name) for name in found if name not in self._cells)
+            cells = self._run.read_cells(index for index, _ in new)
+            for (_, name), cell in zip(new, cells, strict=True):
+                self._cells[name] = _Watched(self._run.cell_dir(name), cell)
+            moment = time.time()
+            states = [cell.refresh(moment, self._alive) for cell in self._cells.values()]
+        states.sort(key=lambda state: state.index)
+        return Status(len(self._run), {state.index: state for state in states})
+
+
+class _Watched:
+    """One cell, and how far its files have been read."""
+
+    def __init__(self, folder: Path, cell: dict[str, Any]) -> None:
+        self._folder = folder
+        self._base: dict[str, Any] = {
+            "id": cell["id"],
+            "index": cell["index"],
+            "params": cell["params"],
+        }
+        self._events = JsonLines(f"{folder}/events.jsonl")
+        self._metrics = JsonLines(f"{folder}/metrics.jsonl")
+        self._values: dict[str, float] = {}
+        self._life = _Life()
+        self._final: CellState | None = None
+
+    def refresh(self, moment: float, alive: Alive | None) -> CellState:
+        if self._final is not None:
+            return self._final
+        for event in self._events.read():
+            self._life.add(event)
+        state, reason = self._judge(alive)
+        if state == "lost" and (missed := self._events.read()):
+            # It ended between the reading and the look at its lock.
+            for event in missed:
+                self._life.add(event)
+            state, reason = self._judge(alive)
+        if state != "done" or not self._read_result():
+            self._values.update(last_values(self._metrics.read_bytes()))
+        life, values = self._life, self._values
+        result = CellState(
+            **self._base,
+            state=state,
+            attempts=life.attempts,
+            metrics={name: values[name] for name in values if name not in PROGRESS_METRICS},
+            step=_integer(values.get("step")),
+            total_steps=_integer(values.get("total_steps")),
+            tokens_per_second=values.get("tokens_per_second"),
+            eta_seconds=self._eta(moment) if state == "running" else None,
+            reason=reason,
+            cancelled=life.cancelled,
+            checkpoint_step=life.checkpoint_step,
+            started=life.first_started,
+            ended=None if state == "running" else life.ended_time,
+        )
+        if state == "done":
+            self._final = result
+        return result
+
+    def _judge(self, alive: Alive | None) -> tuple[str, str | None]:
+        life = self._life
+        if life.ended is not None:
+            cause = life.ended.get("cause")
+            code = life.ended.get("code")
+            # A cause that a newer worker writes and this version does not know.
+            by_code = (
+                {0: "done", 75: "stopped"}.get(code, "failed") if code is not None else "failed"
+            )
+            state = _STATE_OF_CAUSE.get(str(cause), by_code)
+            if state == "done":
+                return state, None
+            if life.cancelled:
+                return "stopped", "cancelled"
+            return state, life.ended.get("reason") or None
+        if life.started is None:
+            return ("stopped", "cancelled") if life.cancelled else ("pending", None)
+        lives = is_alive(life.started, self._folder / "events.jsonl", alive)
+        if lives is False:
+            if life.cancelled:
+                return "stopped", "cancelled"
+            return "lost", f"the attempt on {life.started.get('host')} ended without a word"
+        if life.cancelled:
+            return "running", "cancelled, about to stop"
+        if lives is None:
+            return "running", f"on {life.started.get('host')}, not verifiable from here"
+        return "running", f"asked to stop ({life.signal})" if life.signal else None
+
+    def _read_result(self) -> bool:
+        """Take the metrics from ``result.json``, which is shorter than all metrics lines."""
+        try:
+            result = json.loads((self._folder / "result.json").read_bytes())
+            values = numbers(result["metrics"])
+            if result["step"] is not None:
+                values["step"] = result["step"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        self._values = values
+        return True
+
+    def _eta(self, moment: float) -> float | None:
+        step, total = self._values.get("step"), self._values.get("total_steps")
+        since = self._life.started_time
+        if step is None or total is None or since is None:
+            return None
+        # Metrics lines carry no time: the newest one is as old as the file.
+        try:
+            reported = os.stat(self._folder / "metrics.jsonl").st_mtime
+        except OSError:
+            return None
+        done_here = step - self._life.resumed_from
+        if done_here <= 0 or reported <= since:
+            return None
+        per_step = (reported - since) / done_here
+        return max(0.0, (total - step) * per_step - (moment - reported))
+
+
+@dataclass(slots=True)
+class _Life:
+    """A cell's events, folded."""
+
+    attempts: int = 0
+    started: dict[str, Any] | None = None
+    ended: dict[str, Any] | None = None
+    signal: str | None = None
+    cancelled: bool = False
+    checkpoint_step: int | None = None
+    resumed_from: int = 0
+    first_started: float | None = None
+    started_time: float | None = None
+    ended_time: float | None = None
+
+    def add(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "started":
+            self.attempts = max(self.attempts + 1, _integer(event.get("attempt")) or 0)
+            self.started, self.ended, self.signal = event, None, None
+            self.cancelled = False
+            self.resumed_from = self.checkpoint_step or 0
+            self.started_time = parse_time(event.get("time", ""))
+            self.first_started = self.first_started or self.started_time
+        elif kind == "ended":
+            self.ended = event
+            self.ended_time = parse_time(event.get("time", ""))
+        elif kind == "signal":
+            self.signal = str(event.get("signal"))
+        elif kind == "checkpoint":
+            self.checkpoint_step = _integer(event.get("step"))
+        elif kind == "cancelled":
+            self.cancelled = True
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _expected(cell: CellState) -> float:
+    """How long a running cell takes from its beginning to its end."""
+    so_far = time.time() - cell.started if cell.started is not None else 0.0
+    return so_far + (cell.eta_seconds or 0.0)
