@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import Any
 
 from hpcml.errors import UserError
 from hpcml.runs.folder import RunFolder, default_root
+from hpcml.runs.results import results
 
 _LISTED = 10
 
@@ -83,3 +85,41 @@ def _label(run: RunFolder) -> str:
 def _listing(runs: list[RunFolder]) -> str:
     shown = ", ".join(map(_label, runs[:_LISTED]))
     return shown if len(runs) <= _LISTED else f"{shown}, and {len(runs) - _LISTED} more"
+
+
+def find_cell(run: RunFolder, spec: str) -> dict[str, Any]:
+    """The cell that the user named.
+
+    Args:
+        run: the run it belongs to.
+        spec: an index, an id or a unique beginning of one, or ``best``.
+
+    Raises:
+        UserError: nothing, or more than one cell, has this name.
+    """
+    if spec == "best":
+        best = results(run).best
+        if best is None:
+            raise UserError(
+                f"{run.path} has no best cell: "
+                + (
+                    f"no cell has a value of {run.objective[0]!r} yet"
+                    if run.objective
+                    else "its recipe names no objective"
+                )
+            )
+        return run.cell(best.cell.index)
+    if spec in run.ids:
+        return run.cell(run.ids[spec])
+    if spec.isdecimal() and int(spec) < len(run):
+        return run.cell(int(spec))
+    matches = [cell_id for cell_id in run.ids if spec and cell_id.startswith(spec)]
+    if len(matches) == 1:
+        return run.cell(run.ids[matches[0]])
+    if matches:
+        shown = ", ".join(matches[:_LISTED]) + (", and others" if len(matches) > _LISTED else "")
+        raise UserError(f"{spec!r} can mean several cells: {shown}")
+    raise UserError(
+        f"no cell is named {spec!r} in {run.path}; "
+        f"a cell is named by its index (0 to {len(run) - 1}), its id, or 'best'"
+    )

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,23 +117,32 @@ def collect(run: RunFolder, alive: Alive | None = None) -> Status:
     return Watcher(run, alive).refresh()
 
 
+def with_pending(run: RunFolder, status: Status) -> Iterator[CellState]:
+    """All cells of a run by index, also those that left nothing yet."""
+    for cell in run.cells():
+        known = status.cells.get(cell["index"])
+        yield known or CellState(cell["id"], cell["index"], "pending", cell["params"])
+
+
 class Watcher:
     """Looks at a run again and again, and each time reads only what is new.
 
     Args:
         run: the run.
         alive: asked about attempts on other machines; without it they count as running.
+        only: the id of the one cell to look at; all others then count as pending.
     """
 
-    def __init__(self, run: RunFolder, alive: Alive | None = None) -> None:
+    def __init__(self, run: RunFolder, alive: Alive | None = None, only: str | None = None) -> None:
         self._run = run
         self._alive = alive
+        self._only = only
         self._cells: dict[str, _Watched] = {}
 
     def refresh(self) -> Status:
         """The states now."""
         with plain_errors(f"read {self._run.cells_dir}"):
-            found = [name for name in os.listdir(self._run.cells_dir) if name in self._run.ids]
+            found = [name for name in self._folders() if name in self._run.ids]
             new = sorted((self._run.ids[name], name) for name in found if name not in self._cells)
             cells = self._run.read_cells(index for index, _ in new)
             for (_, name), cell in zip(new, cells, strict=True):
@@ -141,6 +151,11 @@ class Watcher:
             states = [cell.refresh(moment, self._alive) for cell in self._cells.values()]
         states.sort(key=lambda state: state.index)
         return Status(len(self._run), {state.index: state for state in states})
+
+    def _folders(self) -> list[str]:
+        if self._only is None:
+            return os.listdir(self._run.cells_dir)
+        return [self._only] if self._run.cell_dir(self._only).exists() else []
 
 
 class _Watched:
