@@ -122,7 +122,7 @@ def rank_cells(
 
     sign = -1 if objective and objective[1] == "max" else 1
     ranked = sorted(
-        ((sign * number, cell.index, cell) for cell in cells if (number := value(cell)) is not None)
+        (sign * number, cell.index, cell) for cell in cells if (number := value(cell)) is not None
     )
     rest = sorted(
         (cell.state == "failed", cell.index, cell) for cell in cells if value(cell) is None

@@ -1,0 +1,41 @@
+"""``hpcml export``: a trained model for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpcml.cli.options import root_option
+
+
+@click.command("export")
+@click.argument("run")
+@click.argument("cell")
+@click.argument("target", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--unmerged", is_flag=True, help="Keep an adapter apart from its base model.")
+@root_option
+def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None) -> None:
+    """Write the model of a cell to DIR, in the format of Hugging Face.
+
+    RUN is a run folder, a run id or its beginning, or a recipe's name. CELL is an index, an id or
+    its beginning, or "best".
+    """
+    import importlib.util
+
+    from hpcml.errors import UserError
+    from hpcml.runs.find import find_cell, find_run
+    from hpcml.runs.results import checkpoint_of
+
+    folder = find_run(run, root)
+    cell_dir = folder.cell_dir(find_cell(folder, cell)["id"])
+    checkpoint = checkpoint_of(cell_dir)
+    if checkpoint is None:
+        raise UserError(f"cell {cell} has no checkpoint in {cell_dir / 'checkpoints'}")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("hpcml export needs torch; install it by: pip install 'hpcml[torch]'")
+    from hpcml.train.export import export
+
+    which = "best" if (cell_dir / "checkpoints" / "best").exists() else "latest"
+    export(cell_dir, target, which, not unmerged)
+    click.echo(f"wrote the model of {checkpoint} to {target}")

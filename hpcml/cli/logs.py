@@ -1,0 +1,126 @@
+"""``hpcml logs``: what a cell printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcml.cli.options import root_option
+
+if TYPE_CHECKING:
+    from hpcml.runs.logs import Log
+
+_LINES_ON_A_TERMINAL = 200
+_ERR_MARK = b"err | "
+
+
+@click.command("logs")
+@click.argument("run")
+@click.argument("cell")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the cell ends.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Show this attempt. [default: newest]")
+@click.option("--err", "only_err", is_flag=True, help="Show standard error only.")
+@root_option
+def command(
+    run: str,
+    cell: str,
+    follows: bool,
+    attempt: int | None,
+    only_err: bool,
+    root: Path | None,
+) -> None:
+    """Show what a cell printed. Lines of standard error are marked by "err |".
+
+    RUN is a run folder, a run id or its beginning, or a recipe's name. CELL is an index, an id or
+    its beginning, or "best". On a terminal the last lines are shown; redirected, all of them.
+    """
+    from hpcml.errors import UserError
+    from hpcml.runs.find import find_cell, find_run
+    from hpcml.runs.logs import cell_logs, follow
+    from hpcml.runs.status import CellState, collect
+
+    if follows and attempt is not None:
+        raise UserError("-f follows the newest attempt; leave out --attempt, or -f")
+    folder = find_run(run, root)
+    cell_id = find_cell(folder, cell)["id"]
+    streams = ("err",) if only_err else ("out", "err")
+    logs = [
+        log
+        for log in cell_logs(folder.cell_dir(cell_id))
+        if log.rank == 0 and log.stream in streams
+    ]
+    attempts = sorted({log.attempt for log in logs})
+    if attempt is not None and attempt not in attempts:
+        known = f"it has {', '.join(map(str, attempts))}" if attempts else "it has none"
+        raise UserError(f"cell {cell} has no attempt {attempt}; {known}")
+    chosen = attempt or (attempts[-1] if attempts else 0)
+    printer = _Printer(mark_err=not only_err)
+    offsets = {log.path: printer.show(log) for log in logs if log.attempt == chosen}
+    if not follows:
+        if not logs:
+            state = collect(folder).cells.get(folder.ids[cell_id])
+            raise UserError(
+                f"cell {cell} has no logs; it is {state.state if state else 'pending'}. "
+                f"What its batch script printed, if it began, is in {folder.tasks}"
+            )
+        return
+    for news in follow(folder, cell_id, streams, offsets=offsets):
+        if isinstance(news, CellState):
+            waits = news.state in ("pending", "stopped", "lost") and not news.cancelled
+            what = f"{news.state}: {news.reason}" if news.reason else news.state
+            printer.note(f"{what}; waiting for the next attempt" if waits else what)
+        else:
+            printer.write(*news)
+
+
+class _Printer:
+    """Writes logs to standard output, byte by byte as they are."""
+
+    def __init__(self, *, mark_err: bool) -> None:
+        self._mark_err = mark_err
+        self._shown: Log | None = None
+        self._within_line = False
+
+    def show(self, log: Log) -> int:
+        """Print a log, or its end on a terminal; returns the offset up to which it is shown."""
+        from hpcml.runs.disk import plain_errors
+        from hpcml.runs.logs import tail
+
+        position = 0
+        if sys.stdout.isatty():
+            text, start = tail(log.path, _LINES_ON_A_TERMINAL)
+            if start:
+                self.note(f"the last {_LINES_ON_A_TERMINAL} lines of {log.path}")
+            self.write(log, text)
+            return start + len(text)
+        with plain_errors(f"read {log.path}"), log.path.open("rb") as file:
+            for line in file:
+                self.write(log, line)
+                position += len(line)
+        return position
+
+    def write(self, log: Log, text: bytes) -> None:
+        """Print a piece of a log."""
+        if self._shown is not None and self._shown.attempt != log.attempt:
+            self.note(f"attempt {log.attempt}")
+        output = sys.stdout.buffer
+        if self._within_line and self._shown != log:
+            output.write(b"\n")
+            self._within_line = False
+        self._shown = log
+        if log.stream == "err" and self._mark_err:
+            for line in text.splitlines(keepends=True):
+                output.write((b"" if self._within_line else _ERR_MARK) + line)
+                self._within_line = not line.endswith((b"\n", b"\r"))
+        else:
+            output.write(text)
+            self._within_line = bool(text) and not text.endswith((b"\n", b"\r"))
+        output.flush()
+
+    def note(self, what: str) -> None:
+        """Say something that is not part of the logs."""
+        sys.stdout.flush()
+        click.echo(click.style(f"[{what}]", dim=True), err=True)

@@ -1,0 +1,17 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+#: Where the runs lie.
+root_option = click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the runs lie. [default: $HPCML_RUNS, or 'runs' in this folder]",
+)
+
+#: The run, or the newest one.
+run_argument = click.argument("run", required=False)

@@ -1,0 +1,232 @@
+"""What a run looks like in the terminal: live while it runs, and its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from hpcml.cli import text
+from hpcml.cli.tables import cells_table, coloured, console, results_table, shown_metrics
+from hpcml.runs.folder import RunFolder
+from hpcml.runs.results import Results
+from hpcml.runs.status import STATES, CellState, Status, with_pending
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.live import Live
+
+_SUMMARY_LINES = 2
+_PROGRESS_SECONDS = 10.0
+# With more running cells than this, a log gets one line for all of them.
+_TALKATIVE = 20
+SHOWN_RESULTS = 20
+
+
+class View(Protocol):
+    """Shows the states of a run as they change."""
+
+    def refresh(self, status: Status) -> None:
+        """Show these states now."""
+
+
+@contextmanager
+def progress(run: RunFolder) -> Iterator[View]:
+    """Show a run while it runs: a live table on a terminal, a line per change elsewhere."""
+    output = console()
+    if not output.is_terminal or output.is_dumb_terminal:
+        yield LineView(run, output)
+        return
+    from rich.live import Live
+
+    # Without a thread of its own: it draws when it is told what is new.
+    with Live(console=output, auto_refresh=False, transient=True) as live:
+        yield LiveTable(run, live)
+
+
+class LiveTable:
+    """A table that is drawn in place, as high as the terminal allows."""
+
+    def __init__(self, run: RunFolder, live: Live) -> None:
+        self._run = run
+        self._live = live
+        self._begun = time.monotonic()
+
+    def refresh(self, status: Status) -> None:
+        """Draw these states."""
+        self._live.update(_Frame(self._run, status, time.monotonic() - self._begun), refresh=True)
+
+
+class LineView:
+    """Lines for a log file: each change of a state, and now and then the progress."""
+
+    def __init__(self, run: RunFolder, output: Console) -> None:
+        self._run = run
+        self._output = output
+        self._states: dict[int, tuple[str, int]] | None = None
+        self._steps: dict[int, int | None] = {}
+        self._spoken: dict[int, float] = {}
+        self._summarized = float("-inf")
+
+    def refresh(self, status: Status) -> None:
+        """Print what changed since the last call."""
+        moment = time.monotonic()
+        if self._states is None:
+            # What an earlier command did is told in one line.
+            self._states = {
+                cell.index: (cell.state, cell.attempts)
+                for cell in status.cells.values()
+                if cell.state != "running"
+            }
+            self._say(_summary(status))
+        running = status.in_state("running")
+        for cell in status.cells.values():
+            now = cell.state, cell.attempts
+            changed = self._states.get(cell.index, ("pending", 0)) != now
+            progressed = (
+                cell.state == "running"
+                and len(running) <= _TALKATIVE
+                and cell.step != self._steps.get(cell.index)
+                and moment - self._spoken.get(cell.index, 0.0) >= _PROGRESS_SECONDS
+            )
+            if changed or progressed:
+                self._states[cell.index] = now
+                self._steps[cell.index] = cell.step
+                self._spoken[cell.index] = moment
+                self._say(self._line(cell))
+        if len(running) > _TALKATIVE and moment - self._summarized >= _PROGRESS_SECONDS:
+            self._summarized = moment
+            self._say(_summary(status))
+
+    def _line(self, cell: CellState) -> str:
+        parts = [cell.state]
+        if cell.attempts > 1:
+            parts.append(f"attempt {cell.attempts}")
+        if cell.step is not None:
+            parts.append(f"step {text.steps(cell)}")
+        parts += [
+            f"{name} {text.number(cell.metrics[name])}" for name in shown_metrics([cell], self._run)
+        ]
+        if cell.eta_seconds is not None:
+            parts.append(f"{text.duration(cell.eta_seconds)} left")
+        line = f"{text.cell_name(cell, self._run.swept)}: {', '.join(parts)}"
+        return f"{line}: {cell.reason}" if cell.reason else line
+
+    def _say(self, line: str) -> None:
+        self._output.print(f"[{time.strftime('%H:%M:%S')}] {line}", soft_wrap=True)
+
+
+class _Frame:
+    """One picture of the live table; it measures the terminal each time it is drawn."""
+
+    def __init__(self, run: RunFolder, status: Status, elapsed: float) -> None:
+        self._run = run
+        self._status = status
+        self._elapsed = elapsed
+
+    def __rich_console__(
+        self, output: Console, options: ConsoleOptions
+    ) -> Iterable[RenderableType]:
+        from rich.text import Text
+
+        rows = max(1, output.size.height - _SUMMARY_LINES - 2)
+        yield cells_table(self._rows(rows), self._run, options.max_width, wrap=False)
+        yield Text("")
+        line = f"{_summary(self._status)}; {text.duration(self._elapsed)} so far"
+        yield Text(line, style="bold", no_wrap=True, overflow="ellipsis")
+
+    def _rows(self, limit: int) -> Sequence[CellState]:
+        if self._status.total <= limit:
+            return list(with_pending(self._run, self._status))
+        # Running cells first, and of the others those that changed last.
+        cells = sorted(
+            self._status.cells.values(),
+            key=lambda cell: (cell.state != "running", -(cell.ended or 0.0), cell.index),
+        )
+        return cells[:limit]
+
+
+def print_summary(results: Results, status: Status, *, every: bool = False) -> None:
+    """Print how a run ended: the ranking, the best cell, where everything lies, what comes next.
+
+    Args:
+        results: the ranked cells.
+        status: the states they were made from.
+        every: print all cells and not only the first ones.
+    """
+    output = console()
+    run = results.run
+    print_counts(output, status)
+    rows = results.rows if every else results.rows[:SHOWN_RESULTS]
+    if rows:
+        output.print()
+        output.print(results_table(results, rows, output.width))
+    if len(rows) < len(results.rows):
+        hidden = len(results.rows) - len(rows)
+        output.print(f"and {hidden} more: hpcml results {text.reference(run)} --all", style="dim")
+    if results.best:
+        _print_best(output, results)
+    output.print()
+    output.print("Everything is in", style="bold")
+    output.print(f"  {run.path}", soft_wrap=True)
+    steps = _next_steps(results, status)
+    if steps:
+        output.print()
+        output.print("Next", style="bold")
+    for command, purpose in steps:
+        output.print(f"  {command}", style="cyan", end="", soft_wrap=True)
+        output.print(f"  {purpose}", soft_wrap=True)
+
+
+def print_counts(output: Console, status: Status) -> None:
+    """Print the cells by state, and the time left while there is some."""
+    from rich.text import Text
+
+    line = Text(_summary(status), style="bold")
+    for state in STATES:
+        line.highlight_words([state], f"not bold {coloured(state)}")
+    output.print(line)
+
+
+def _print_best(output: Console, results: Results) -> None:
+    best = results.best
+    objective = results.run.objective
+    assert best
+    assert objective
+    metric, mode = objective
+    found = text.number(best.cell.metrics[metric])
+    side = "lowest" if mode == "min" else "highest"
+    facts = {
+        **{name: text.value(best.cell.params.get(name)) for name in results.run.swept},
+        **({"checkpoint": str(best.checkpoint)} if best.checkpoint else {}),
+    }
+    output.print()
+    output.print(f"Best: cell {best.cell.index}, {side} {metric}: {found}", style="bold")
+    pad = max(map(len, facts), default=0)
+    for name, fact in facts.items():
+        output.print(f"  {name:{pad}}  {fact}", soft_wrap=True)
+
+
+def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
+    run = text.reference(results.run)
+    steps = []
+    failed = status.in_state("failed")
+    if failed:
+        steps.append((f"hpcml logs {run} {failed[0].index}", "shows why a cell failed"))
+    counted = status.counts()
+    if "running" not in counted and (
+        left := sum(counted.get(state, 0) for state in ("pending", "stopped", "lost"))
+    ):
+        steps.append(("the same sweep command again", f"continues the {left} unfinished"))
+    best = results.best or next((row for row in results.rows if row.cell.state == "done"), None)
+    if best and best.checkpoint and results.run.plan.get("kind") == "train":
+        which = "best" if results.best else str(best.cell.index)
+        steps.append((f"hpcml export {run} {which} DIR", "writes the model for other programs"))
+    return steps
+
+
+def _summary(status: Status) -> str:
+    line = text.counts(status.counts(), status.total)
+    left = status.eta_seconds
+    return f"{line}; about {text.duration(left)} left" if left is not None else line
