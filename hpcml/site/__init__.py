@@ -1,0 +1,1 @@
+"""Where to run: the site's file, its search path, and what this machine has."""

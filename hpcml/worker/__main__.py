@@ -2,13 +2,13 @@
 
 import sys
 
-from hpcml.worker.task import Task
+from hpcml.worker.task import run_task
 
 
 def main() -> int:
     """Run the task named on the command line; returns its exit code."""
     run_dir, submission, task = sys.argv[1:]
-    return Task(run_dir, int(submission), int(task)).run()
+    return run_task(run_dir, int(submission), int(task))
 
 
 if __name__ == "__main__":

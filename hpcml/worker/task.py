@@ -123,6 +123,11 @@ class Task:
         return None
 
 
+def run_task(run_dir: str, submission: int, task: int) -> int:
+    """Run one task of a submission on this node; returns its exit code."""
+    return Task(run_dir, submission, task).run()
+
+
 class _Cell:
     """The attempts at one cell within this task.
 

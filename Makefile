@@ -1,0 +1,65 @@
+# make demo   the main job on this machine: a small sweep, from a clean clone
+# make test   all checks and tests
+# make bench  the benchmark table of docs/benchmarks.md
+# Each makes its own virtual environment in .venv first.
+
+PYTHON ?= python3
+# Without a GPU, a pinned build of torch; with one, whatever pip thinks is newest.
+TORCH ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export PIP_REQUIRE_VIRTUALENV := 1
+
+.PHONY: help demo test lint docs bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# //p' Makefile | head -4
+
+.venv/python:
+	@echo "== making the virtual environment .venv"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/torch: .venv/python
+	@echo "== installing $(TORCH) (the largest part)"
+	@$(PIP) "$(TORCH)"
+	@touch $@
+
+.venv/hpcml: .venv/torch setup.cfg pyproject.toml
+	@echo "== installing hpcml with its training engine"
+	@$(PIP) --editable '.[torch]'
+	@touch $@
+
+.venv/test: .venv/hpcml setup.cfg
+	@echo "== installing what the tests need"
+	@$(PIP) --editable '.[torch,test]'
+	@touch $@
+
+demo: .venv/hpcml
+	@echo "== hpcml sweep recipes/lr_sweep.yaml"
+	@$(BIN)/hpcml sweep recipes/lr_sweep.yaml
+	@echo "== hpcml results lr_sweep"
+	@$(BIN)/hpcml results lr_sweep
+
+lint: .venv/test
+	@echo "== ruff, mypy, the generated pages"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python docs/generate.py --check
+
+# One thread for each of the two workers: tests of real training would otherwise fight for cores.
+test: lint
+	@echo "== tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -rs tests
+
+docs: .venv/test
+	@$(BIN)/python docs/generate.py
+
+bench: .venv/test
+	@$(BIN)/python tests/bench.py
+
+clean:
+	rm -rf .venv build dist *.egg-info

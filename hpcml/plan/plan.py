@@ -1,0 +1,201 @@
+"""The plan: everything about a run that is decided before anything is submitted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcml import __version__
+from hpcml.errors import UserError
+from hpcml.plan.resources import Resources, check_fit
+from hpcml.plan.snapshot import Snapshot, project_root, take
+from hpcml.recipe.schema import LoadedRecipe
+from hpcml.recipe.sweep import Cell, expand
+from hpcml.site.schema import Site
+from hpcml.site.search import FoundSite
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe on a site. Immutable: it is compiled once, then only executed.
+
+    ``digest`` identifies the cells, and with them the run: the same cells are the same run, on
+    whatever resources they get. ``root`` is the runs root, ``folder`` where this run lies in it.
+    """
+
+    name: str
+    kind: str
+    digest: str
+    cells: tuple[Cell, ...]
+    swept: tuple[str, ...]
+    objective: dict[str, str] | None
+    resources: Resources
+    pack: int
+    max_running: int | None
+    retry: dict[str, int]
+    env_from: tuple[str, ...]
+    site: Site
+    python: str
+    root: Path
+    project: Path | None
+    code_limit: int
+    recipe_text: str
+    site_text: str
+    notes: tuple[str, ...]
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run's folder."""
+        return self.digest[:8]
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies."""
+        return self.root / self.name / self.run_id
+
+    @property
+    def lead(self) -> int:
+        """Seconds between the signal and the end of a job: the site's, or half of a short job."""
+        lead = self.site.signal.lead
+        return lead if self.resources.time is None else min(lead, self.resources.time // 2)
+
+    def settings(self) -> dict[str, Any]:
+        """What the worker of a submission needs to know, beside the cells."""
+        return {
+            "kind": self.kind,
+            "resources": asdict(self.resources),
+            "retry": self.retry,
+            "signal": {"name": self.site.signal.name, "lead": self.lead},
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The content of ``plan.json``: all but the cells, which have a file of their own."""
+        return {
+            "digest": self.digest,
+            "name": self.name,
+            "run_id": self.run_id,
+            "cells": len(self.cells),
+            "swept": list(self.swept),
+            "objective": self.objective,
+            **self.settings(),
+            "array": {"pack": self.pack, "max_running": self.max_running},
+            "env_from": list(self.env_from),
+            "scheduler": self.site.scheduler,
+            "site": self.site.model_dump(mode="json"),
+            "hpcml_version": __version__,
+        }
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Some cells of a plan, to be given to the scheduler as tasks of ``plan.pack`` cells each."""
+
+    plan: Plan
+    number: int
+    indices: tuple[int, ...]
+    snapshot: Snapshot
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return -(-len(self.indices) // self.plan.pack)
+
+    def record(self) -> dict[str, Any]:
+        """The content of ``submissions/NNN.json``, from which the worker finds its cells."""
+        return {
+            "cells": ranges(self.indices),
+            "pack": self.plan.pack,
+            "code": f"code/{self.snapshot.digest}",
+            "scheduler": self.plan.site.scheduler,
+            "settings": self.plan.settings(),
+        }
+
+
+def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = None) -> Plan:
+    """Decide everything: the cells, their resources, where the run lies.
+
+    Args:
+        loaded: the recipe.
+        found: the site.
+        root: the runs root; without it ``$HPCML_RUNS``, the site's ``runs``, or ``runs`` here.
+
+    Raises:
+        UserError: the recipe asks for something that the site cannot give, or is itself wrong.
+    """
+    recipe, site = loaded.recipe, found.site
+    cells = tuple(expand(loaded))
+    resources = _resources(loaded)
+    check_fit(resources, recipe.array.pack, site, loaded.document)
+    missing = [name for name in recipe.env_from if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"{loaded.document.where('env_from')}: env_from: {', '.join(missing)} "
+            "not set in this environment; export it before the command"
+        )
+    objective = recipe.objective
+    # Sorted: writing a list of the sweep in another order is no other experiment.
+    content = json.dumps([recipe.kind, sorted(cell.id for cell in cells)], separators=(",", ":"))
+    return Plan(
+        name=recipe.name,
+        kind=recipe.kind,
+        digest=hashlib.sha256(content.encode()).hexdigest(),
+        cells=cells,
+        swept=tuple(loaded.swept),
+        objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
+        resources=resources,
+        pack=recipe.array.pack,
+        max_running=recipe.array.max_running,
+        retry=recipe.retry.model_dump(),
+        env_from=tuple(recipe.env_from),
+        site=site,
+        python=site.python or sys.executable,
+        root=runs_root(site, root),
+        project=project_root(loaded.document.path.resolve().parent)
+        if recipe.kind == "command"
+        else None,
+        code_limit=recipe.code.limit,
+        recipe_text=loaded.document.text,
+        site_text=found.text,
+        notes=tuple(loaded.notes),
+    )
+
+
+def take_snapshot(plan: Plan) -> Snapshot:
+    """The code that a submission of ``plan`` would run now."""
+    return take(plan.project, plan.code_limit, plan.root)
+
+
+def ranges(indices: tuple[int, ...]) -> list[list[int]]:
+    """Ascending ``indices`` as ``[first, last]`` pairs: short, also for 100,000 cells."""
+    pairs: list[list[int]] = []
+    for index in indices:
+        if pairs and pairs[-1][1] == index - 1:
+            pairs[-1][1] = index
+        else:
+            pairs.append([index, index])
+    return pairs
+
+
+def _resources(loaded: LoadedRecipe) -> Resources:
+    asked = loaded.recipe.resources
+    return Resources(
+        nodes=asked.nodes,
+        processes=asked.processes or asked.gpus or 1,
+        cpus=asked.cpus,
+        gpus=asked.gpus,
+        memory=asked.memory,
+        time=asked.time,
+    )
+
+
+def runs_root(site: Site, root: Path | None) -> Path:
+    """The runs root: `root` if given, `$HPCML_RUNS`, the site's, or `runs` in this folder."""
+    if root is not None:
+        return root.absolute()
+    named = os.environ.get("HPCML_RUNS") or site.runs or "runs"
+    return Path(os.path.expandvars(named)).expanduser().absolute()

@@ -1,0 +1,158 @@
+"""The code a submission runs: a copy of the user's files and of hpcml, named by its content.
+
+Cells run from the copy, so that editing a file does not change what is still in the queue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hpcml
+from hpcml.errors import UserError
+from hpcml.recipe.units import format_memory
+
+# Reading more names than this means that the folder is no project but somebody's home.
+_MAX_FILES = 20_000
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Files to copy, as (path within the snapshot, source), and the digest of their content."""
+
+    files: tuple[tuple[str, Path], ...]
+    digest: str
+
+    def write(self, folder: Path) -> Path:
+        """Copy the files to ``folder/<digest>``, complete or not at all; returns that folder."""
+        target = folder / self.digest
+        if target.is_dir():
+            return target
+        temporary = folder / f".{self.digest}.{uuid.uuid4().hex[:8]}"
+        try:
+            for name, source in self.files:
+                copy = temporary / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if source.is_symlink():
+                    copy.symlink_to(_link_target(source))
+                else:
+                    shutil.copy2(source, copy)
+            (temporary / "project").mkdir(parents=True, exist_ok=True)
+            os.rename(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return target
+
+
+def take(project: Path | None, limit: int, exclude: Path) -> Snapshot:
+    """Find the files of a snapshot and digest them.
+
+    Args:
+        project: the user's project: a folder inside a git work tree (files that git tracks, and
+            those that it neither tracks nor ignores) or any other folder (all that is not
+            hidden). None takes hpcml alone.
+        limit: the most that the user's files may have together, in bytes.
+        exclude: the runs root, which is never part of a snapshot.
+
+    Raises:
+        UserError: the files are more than ``limit``; the message names the largest.
+    """
+    files = [(f"hpcml/{name}", path) for name, path in _package()]
+    if project is not None:
+        mine = sorted(_project(project, exclude.resolve()))
+        _check_size(project, mine, limit)
+        files += [(f"project/{name}", path) for name, path in mine]
+    digest = hashlib.sha256()
+    for name, path in files:
+        digest.update(f"{name}\0{path.lstat().st_mode & 0o111}\0".encode(errors="surrogateescape"))
+        if path.is_symlink():
+            digest.update(os.fsencode(_link_target(path)))
+        else:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return Snapshot(tuple(files), digest.hexdigest()[:10])
+
+
+def project_root(folder: Path) -> Path:
+    """The folder a snapshot starts at: the git work tree around ``folder``, or ``folder``."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(os.fsdecode(top.rstrip(b"\n"))) if top else folder
+
+
+def _package() -> Iterator[tuple[str, Path]]:
+    root = Path(hpcml.__file__).resolve().parent
+    for path in sorted(root.rglob("*.py")):
+        yield str(path.relative_to(root)), path
+
+
+def _project(folder: Path, exclude: Path) -> Iterator[tuple[str, Path]]:
+    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names: Iterable[str]
+    if listed is None:
+        names = _walk(folder, exclude)
+    else:
+        names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    for count, name in enumerate(names):
+        path = folder / name
+        if path == exclude or exclude in path.parents:
+            continue
+        if count > _MAX_FILES:
+            raise UserError(
+                f"{folder}: more than {_MAX_FILES:,} files to copy for the run. Put the recipe "
+                "and its script in a folder of their own, or in a git repository whose "
+                ".gitignore names the rest"
+            )
+        if path.is_symlink() or path.is_file():
+            yield name, path
+        elif path.is_dir():  # a submodule
+            for below, source in _project(path, exclude):
+                yield f"{name}/{below}", source
+
+
+def _walk(folder: Path, exclude: Path) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        here = Path(parent)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__" and here / name != exclude
+        ]
+        for name in files:
+            if not name.startswith("."):
+                yield str((here / name).relative_to(folder))
+
+
+def _check_size(folder: Path, files: list[tuple[str, Path]], limit: int) -> None:
+    sizes = {name: path.lstat().st_size for name, path in files}
+    total = sum(sizes.values())
+    if total <= limit:
+        return
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
+    listing = "\n".join(f"  {format_memory(sizes[name]):>8}  {name}" for name in largest)
+    raise UserError(
+        f"{folder}: a run copies the project's files, and they are {format_memory(total)} "
+        f"together; the limit is {format_memory(limit)}. The largest:\n{listing}\n"
+        "Let .gitignore name what is no code, or raise code.limit in the recipe"
+    )
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Output of git in ``folder``; None where there is no git or no work tree."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return result.stdout if result.returncode == 0 else None
+
+
+def _link_target(link: Path) -> str:
+    """Where ``link`` points, such that the copy points there too when that lies outside."""
+    target = os.readlink(link)
+    return target if os.path.isabs(target) or ".." not in target else str(link.resolve())

@@ -1,0 +1,40 @@
+"""The batch script of one submission."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from hpcml.errors import UserError
+from hpcml.plan import Submission
+from hpcml.render.environment import QuotingError, shell_environment
+
+
+def render_script(submission: Submission) -> str:
+    """The batch script that runs every task of ``submission``, as it will be executed.
+
+    Raises:
+        UserError: the site's own template has a fault, or a value cannot be written in a script.
+    """
+    plan = submission.plan
+    site = plan.site
+    override = Path(site.template) if site.template else None
+    environment = shell_environment(override)
+    name = override.name if override else f"{site.scheduler}/job.sh.j2"
+    try:
+        return environment.get_template(name).render(
+            plan=plan,
+            site=site,
+            submission=submission.number,
+            run_dir=plan.folder,
+            code=plan.folder / "code" / submission.snapshot.digest,
+            data_root=plan.root / ".data",
+            python=plan.python,
+        )
+    except jinja2.TemplateError as error:
+        where = getattr(error, "filename", None) or name
+        line = getattr(error, "lineno", None)
+        raise UserError(f"{where}:{line or '?'}: in the site's template: {error.message}") from None
+    except QuotingError as error:
+        raise UserError(f"site {site.name}: {error}") from None

@@ -1,0 +1,99 @@
+"""Finding the site: by name, by path, or by the name of this host."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcml import resources
+from hpcml.errors import UserError
+from hpcml.recipe.problems import did_you_mean
+from hpcml.recipe.schema import validate
+from hpcml.recipe.yaml import load_yaml
+from hpcml.site.schema import Site
+
+DEFAULT = "local"
+
+
+@dataclass(frozen=True)
+class FoundSite:
+    """A site, the file it came from, and that file's text."""
+
+    site: Site
+    path: Path
+    text: str
+
+
+def search_path() -> list[Path]:
+    """The folders with site files: the project's, the user's, the machine's, hpcml's own."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [
+        Path("site_configs").absolute(),
+        config / "hpcml" / "sites",
+        Path("/etc/hpcml/sites"),
+        resources.folder("site_configs"),
+    ]
+
+
+def site_files() -> dict[str, Path]:
+    """The site files by name; the first folder of the search path that has a name wins."""
+    files: dict[str, Path] = {}
+    for folder in search_path():
+        for path in sorted(folder.glob("*.yaml")):
+            files.setdefault(path.stem, path)
+    return files
+
+
+def find_site(name: str | None = None) -> FoundSite:
+    """The site to use.
+
+    Args:
+        name: a site's name or the path of a site file. Without it ``$HPCML_SITE`` decides, then
+            the first site whose ``match`` fits this host's name, then ``local``.
+
+    Raises:
+        UserError: there is no such site, or its file has a mistake.
+    """
+    name = name or os.environ.get("HPCML_SITE") or None
+    files = site_files()
+    if name is None:
+        host = socket.gethostname()
+        for path in files.values():
+            found = load_site(path)
+            if found.site.match and re.fullmatch(found.site.match, host):
+                return found
+        return load_site(files[DEFAULT])
+    if name in files:
+        return load_site(files[name])
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return load_site(Path(name))
+    raise UserError(
+        f"--site {name}: no such site{did_you_mean(name, files)}\n"
+        f"Sites are looked for in {', '.join(str(folder) for folder in search_path())}"
+    )
+
+
+def load_site(path: Path) -> FoundSite:
+    """Read one site file.
+
+    Raises:
+        UserError: with file, line and key of every mistake.
+    """
+    document = load_yaml(path)
+    site = validate(Site, document)
+    if site.match:
+        try:
+            re.compile(site.match)
+        except re.error as error:
+            raise UserError(
+                f"{document.where('match')}: match: not a regular expression: {error}"
+            ) from None
+    if site.template:
+        template = path.resolve().parent / site.template
+        if not template.is_file():
+            raise UserError(f"{document.where('template')}: template: there is no {template}")
+        site = site.model_copy(update={"template": str(template)})
+    return FoundSite(site, path, document.text)

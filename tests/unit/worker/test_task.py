@@ -1,0 +1,343 @@
+"""The worker, as the batch script starts it: real processes, a run folder made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml.runs.folder import RunFolder
+
+REPOSITORY = Path(__file__).parents[3]
+
+RESUMABLE = """
+import os, pathlib, signal, sys, time
+import hpcml
+state = pathlib.Path(os.environ["HPCML_CELL_DIR"], "checkpoints", "state")
+stop = []
+signal.signal(signal.SIGUSR1, lambda *_: stop.append(1))
+step = int(state.read_text()) if state.exists() else 0
+while step < 40:
+    step += 1
+    hpcml.report(step=step, total_steps=40, loss=1 / step)
+    time.sleep(0.05)
+    if stop:
+        state.write_text(str(step))
+        sys.exit(75)
+"""
+
+
+class Run:
+    """A run folder with one submission, and the means to run a task of it."""
+
+    def __init__(self, root: Path, programs: list[str], **settings: object) -> None:
+        resources = {"nodes": 1, "processes": 1, "cpus": 1, "gpus": 0, "memory": None, "time": None}
+        plan = {
+            "digest": "d",
+            "kind": "command",
+            "resources": {**resources, **settings.pop("resources", {})},  # type: ignore[dict-item]
+            "retry": settings.pop("retry", {"application": 0, "oom": 0, "killed": 0}),
+            "signal": {"name": "USR1", "lead": settings.pop("lead", 20)},
+        }
+        cells = [
+            {
+                "index": index,
+                "id": f"cell{index}",
+                "params": {"x": index},
+                "payload": {"argv": [sys.executable, "-c", program], "env": {"LETTER": "ä '$(x)"}},
+            }
+            for index, program in enumerate(programs)
+        ]
+        self.folder = RunFolder.create(root, "test", "run", plan, "", "", cells)
+        (self.folder.code / "snapshot" / "project").mkdir(parents=True)
+        (self.folder.code / "snapshot" / "hpcml").symlink_to(REPOSITORY / "hpcml")
+        self.settings = plan
+        self.submit(**settings)
+
+    def submit(self, cells: object = None, pack: int = 1) -> int:
+        return self.folder.write_submission(
+            {
+                "created": "2020-01-01T00:00:00.000+00:00",
+                "cells": cells or [[0, len(self.folder) - 1]],
+                "pack": pack,
+                "code": "code/snapshot",
+                "settings": self.settings,
+            }
+        )
+
+    def start(self, task: int = 0, submission: int = 1) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "hpcml.worker",
+                str(self.folder.path),
+                str(submission),
+                str(task),
+            ],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, task: int = 0, submission: int = 1) -> int:
+        process = self.start(task, submission)
+        _, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors, errors
+        return process.returncode
+
+    def events(self, index: int = 0, kind: str | None = None) -> list[dict]:
+        path = self.folder.cell_dir(f"cell{index}") / "events.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        return [event for event in events if kind is None or event["event"] == kind]
+
+    def wait_for_step(self, index: int = 0, step: int = 1) -> None:
+        path = self.folder.cell_dir(f"cell{index}") / "metrics.jsonl"
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if path.exists() and f'"step":{step},' in path.read_text():
+                return
+            time.sleep(0.02)
+        raise AssertionError("the payload did not get that far")
+
+
+def test_done_writes_the_result(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import hpcml; hpcml.report(step=2, loss=0.5); print('out')"])
+    assert run.run() == 0
+    result = json.loads((run.folder.cell_dir("cell0") / "result.json").read_text())
+    assert result["metrics"] == {"loss": 0.5}
+    assert result["step"] == 2
+    assert [event["event"] for event in run.events()] == ["started", "ended"]
+    assert (run.folder.cell_dir("cell0") / "log.1.out").read_text() == "out\n"
+
+
+def test_done_cells_do_not_run_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["pass"])
+    assert run.run() == 0
+    assert run.run() == 0
+    assert len(run.events(kind="started")) == 1
+
+
+def test_a_failure_has_its_cause_and_last_words(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import sys; print('it broke', file=sys.stderr); sys.exit(3)"])
+    assert run.run() == 1
+    (ended,) = run.events(kind="ended")
+    assert ended["cause"] == "application"
+    assert ended["reason"] == "exit code 3: it broke"
+
+
+def test_a_program_that_does_not_exist_is_said(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["pass"])
+    cells = run.folder.path / "cells.jsonl"
+    cells.write_text(cells.read_text().replace(sys.executable, "/no/such/program"))
+    assert run.run() == 1
+    (ended,) = run.events(kind="ended")
+    assert ended["code"] == 127
+    assert "/no/such/program" in ended["reason"]
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_application_errors_have_a_budget(tmp_path: Path, budget: int) -> None:
+    run = Run(tmp_path, ["raise SystemExit(1)"], retry={"application": budget})
+    assert run.run() == 1
+    assert len(run.events(kind="started")) == 1 + budget
+
+
+def test_a_new_submission_has_a_new_budget(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["raise SystemExit(1)"], retry={"application": 1})
+    assert run.run() == 1
+    assert run.run(submission=run.submit()) == 1
+    assert len(run.events(kind="started")) == 4
+
+
+def test_a_killed_payload_is_no_application_error(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import os; os.kill(os.getpid(), 9)"], retry={"killed": 1})
+    assert run.run() == 1
+    assert [event["cause"] for event in run.events(kind="ended")] == ["killed", "killed"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_asks_for_another_run(tmp_path: Path, signum: int) -> None:
+    program = RESUMABLE.replace("signal.SIGUSR1", f"signal.Signals({int(signum)})")
+    run = Run(tmp_path, [program])
+    worker = run.start()
+    run.wait_for_step(step=3)
+    worker.send_signal(signum)
+    assert worker.wait(20) == 75
+    (ended,) = run.events(kind="ended")
+    assert ended["cause"] == "stopped"
+    assert ended["step"] < 40
+    assert run.run() == 0
+    steps = [
+        json.loads(line)["step"] for line in open(run.folder.cell_dir("cell0") / "metrics.jsonl")
+    ]
+    assert steps == list(range(1, 41))
+
+
+def test_a_signal_reaches_a_program_behind_a_shell(tmp_path: Path) -> None:
+    run = Run(tmp_path, [RESUMABLE])
+    cells = run.folder.path / "cells.jsonl"
+    cell = json.loads(cells.read_text())
+    cell["payload"]["argv"] = ["bash", "-c", '"$@"', "-", *cell["payload"]["argv"]]
+    cells.write_text(json.dumps(cell) + "\n")
+    worker = run.start()
+    run.wait_for_step(step=3)
+    worker.send_signal(signal.SIGUSR1)
+    assert worker.wait(20) == 75
+    assert (run.folder.cell_dir("cell0") / "checkpoints" / "state").exists()
+
+
+def test_the_stop_file_is_a_second_channel(tmp_path: Path) -> None:
+    run = Run(tmp_path, [RESUMABLE])
+    worker = run.start()
+    run.wait_for_step(step=3)
+    (run.folder.cell_dir("cell0") / "stop").touch()
+    assert worker.wait(20) == 75
+    (event,) = run.events(kind="signal")
+    assert event["signal"] == "stop file"
+
+
+def test_a_payload_that_ignores_the_request_is_killed_after_the_lead(tmp_path: Path) -> None:
+    program = (
+        "import signal,time,hpcml; signal.signal(10, lambda *_: 0)\nhpcml.report(step=1, x=0)\n"
+    )
+    run = Run(tmp_path, [program + "while True: time.sleep(1)"], lead=1)
+    worker = run.start()
+    run.wait_for_step()
+    worker.send_signal(signal.SIGUSR1)
+    assert worker.wait(20) == 75
+    (ended,) = run.events(kind="ended")
+    assert ended["code"] == -9
+
+
+def test_two_stops_without_progress_end_the_cell(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import time; time.sleep(60)"])
+    for expected in (75, 1):
+        worker = run.start()
+        time.sleep(0.6)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == expected
+    assert run.events(kind="ended")[-1]["cause"] == "no_progress"
+
+
+def test_a_dead_worker_takes_its_payload_along(tmp_path: Path) -> None:
+    run = Run(tmp_path, [RESUMABLE])
+    worker = run.start()
+    run.wait_for_step(step=2)
+    worker.kill()
+    worker.wait()
+    size = 0
+    for _ in range(20):
+        time.sleep(0.2)
+        previous, size = size, (run.folder.cell_dir("cell0") / "metrics.jsonl").stat().st_size
+        if size == previous:
+            break
+    else:
+        raise AssertionError("the payload goes on without its worker")
+    assert run.run() == 0
+    assert [event["attempt"] for event in run.events(kind="started")] == [1, 2]
+
+
+def test_one_cell_never_has_two_attempts_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, [RESUMABLE])
+    first = run.start()
+    run.wait_for_step(step=2)
+    second = run.start()
+    assert first.wait(30) == 0
+    assert second.wait(30) == 0
+    assert len(run.events(kind="started")) == 1
+
+
+def test_packed_cells_do_not_hurt_each_other(tmp_path: Path) -> None:
+    programs = ["import time; time.sleep(0.5)", "raise SystemExit(7)", "print(1)", "print(2)"]
+    run = Run(tmp_path, programs, pack=3)
+    assert run.run(task=0) == 1
+    assert [run.events(index, "ended")[0]["cause"] for index in range(3)] == [
+        "done",
+        "application",
+        "done",
+    ]
+    assert not run.folder.cell_dir("cell3").exists()
+    assert run.run(task=1) == 0
+
+
+def test_packed_cells_share_the_gpus_out(tmp_path: Path) -> None:
+    program = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    run = Run(tmp_path, [program] * 3, pack=3, resources={"gpus": 2})
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,GPU-abc,4,5"
+    try:
+        assert run.run() == 0
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    seen = [(run.folder.cell_dir(f"cell{i}") / "log.1.out").read_text().strip() for i in range(3)]
+    assert seen == ["0,1", "2,GPU-abc", "4,5"]
+
+
+def test_a_submission_of_some_cells_runs_those(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["print(1)"] * 6)
+    number = run.submit(cells=[[1, 1], [3, 5]], pack=2)
+    assert run.run(task=0, submission=number) == 0
+    assert sorted(path.name for path in run.folder.cells_dir.iterdir()) == ["cell1", "cell3"]
+    assert run.run(task=1, submission=number) == 0
+    assert len(list(run.folder.cells_dir.iterdir())) == 4
+
+
+def test_a_cancelled_cell_does_not_start(tmp_path: Path) -> None:
+    from hpcml.runs.cancel import cancel_cell
+
+    run = Run(tmp_path, ["print(1)"])
+    cancel_cell(run.folder, "cell0", running=False)
+    assert run.run() == 1
+    assert not run.events(kind="started")
+
+
+def test_ranks_find_each_other(tmp_path: Path) -> None:
+    program = (
+        "import os; print(*(os.environ[n] for n in "
+        "'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR'.split()))"
+    )
+    run = Run(tmp_path, [program], resources={"processes": 2})
+    assert run.run() == 0
+    cell = run.folder.cell_dir("cell0")
+    assert (cell / "log.1.out").read_text() == "0 0 2 2 0 127.0.0.1\n"
+    assert (cell / "log.1.1.out").read_text() == "1 1 2 2 0 127.0.0.1\n"
+
+
+def test_one_failing_rank_ends_the_others(tmp_path: Path) -> None:
+    program = "import os,time\nif os.environ['RANK'] == '1': raise SystemExit(9)\ntime.sleep(60)"
+    run = Run(tmp_path, [program], resources={"processes": 2})
+    begun = time.monotonic()
+    assert run.run() == 1
+    assert time.monotonic() - begun < 30
+    assert run.events(kind="ended")[0]["code"] == 9
+
+
+def test_scratch_folders_are_private_and_removed(tmp_path: Path) -> None:
+    program = "import os, pathlib; p = pathlib.Path(os.environ['TMPDIR'], 'x'); p.touch(); print(p)"
+    run = Run(tmp_path, [program] * 2, pack=2)
+    assert run.run() == 0
+    paths = [(run.folder.cell_dir(f"cell{i}") / "log.1.out").read_text().strip() for i in range(2)]
+    assert paths[0] != paths[1]
+    assert not any(Path(path).parent.exists() for path in paths)
+
+
+def test_a_line_that_a_crash_cut_off_hurts_nobody(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import hpcml; hpcml.report(step=1, loss=1)"])
+    cell = run.folder.cell_dir("cell0")
+    cell.mkdir()
+    (cell / "events.jsonl").write_text('{"event":"started","attempt":1,"submission":1,"ho')
+    (cell / "metrics.jsonl").write_text('{"step":1,"lo')
+    assert run.run() == 0
+    assert json.loads((cell / "result.json").read_text())["metrics"] == {"loss": 1}
+
+
+def test_the_environment_of_a_cell_arrives_unchanged(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["import os; print(os.environ['LETTER'])"])
+    assert run.run() == 0
+    assert (run.folder.cell_dir("cell0") / "log.1.out").read_text() == "ä '$(x)\n"
