@@ -24,7 +24,7 @@ def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> N
     """
     from hpcml.cli import text
     from hpcml.cli.tables import cells_table, console
-    from hpcml.cli.view import print_counts
+    from hpcml.cli.view import print_counts, print_reasons
     from hpcml.runs.find import find_run
     from hpcml.runs.status import collect, with_pending
     from hpcml.runs.tables import json_value
@@ -58,6 +58,7 @@ def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> N
     if shown:
         output.print()
         output.print(cells_table(shown, folder, output.width))
+    print_reasons(output, shown)
     if not whole:
         output.print()
         output.print(

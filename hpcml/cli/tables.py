@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _GAP = 2
+_SHORT_VALUE = 12
+_NAMED = 8
+_REASONS = 10
 _COLOURS = {
     "running": "cyan",
     "done": "green",
@@ -60,64 +63,79 @@ def console() -> Console:
 
 
 def cells_table(
-    cells: Sequence[CellState], run: RunFolder, width: int, *, wrap: bool = True
+    cells: Sequence[CellState], run: RunFolder, width: int, *, reasons: bool = False
 ) -> Table:
-    """The progress of some cells.
+    """The progress of some cells, one line each.
 
     Args:
         cells: the rows.
         run: the run they belong to.
         width: columns of the terminal.
-        wrap: long reasons go on in the next line; otherwise each cell takes one line.
+        reasons: give a column to the reasons, cut where they are too long. Where there is room
+            below the table, :func:`reasons_of` says them in full.
     """
-
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     speeds = [text.speed(cell.tokens_per_second) for cell in cells]
     columns = [
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
-        _Column("parameters", [text.params(cell, run.swept, " ") for cell in cells], 60, 12),
+        *_param_columns(cells, run),
         _Column("state", [cell.state for cell in cells], 100),
         _Column("step", [text.steps(cell) for cell in cells], 90, right=True),
         *(
             _Column(name, [text.number(cell.metrics.get(name)) for cell in cells], keep, right=True)
             for name, keep in zip(shown_metrics(cells, run), (80, 40), strict=False)
         ),
-        _Column("tokens/s", speeds, 50, right=True),
+        _Column("tokens/s", speeds, 35, right=True),
         _Column("left", [text.duration(cell.eta_seconds) for cell in cells], 70, right=True),
         _Column("attempts", attempts, 30, right=True),
-        _Column("reason", [_one_line(cell.reason) for cell in cells], 20, 16),
+        _Column("reason", [_one_line(cell.reason) if reasons else "" for cell in cells], 20, 16),
     ]
-    return _fit(columns, [cell.state for cell in cells], width, wrap=wrap)
+    return _fit(columns, [cell.state for cell in cells], width)
 
 
 def results_table(results: Results, rows: Sequence[Result], width: int) -> Table:
     """Ranked cells with their parameters and metrics."""
     cells = [row.cell for row in rows]
+    attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     columns = [
         _Column("rank", [str(row.rank or "") for row in rows], 100, right=True),
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
-        _Column(
-            "parameters", [text.params(cell, results.run.swept, " ") for cell in cells], 80, 12
-        ),
+        *_param_columns(cells, results.run),
         *(
-            _Column(
-                name,
-                [text.number(cell.metrics.get(name)) for cell in cells],
-                90 - place,
-                right=True,
-            )
-            for place, name in enumerate(list(results.metrics)[:6])
+            _Column(name, [text.number(cell.metrics.get(name)) for cell in cells], keep, right=True)
+            for name, keep in zip(results.metrics, (90, 45, 44, 43, 42, 41), strict=False)
         ),
         _Column("state", [cell.state for cell in cells], 95),
-        _Column(
-            "attempts",
-            [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells],
-            30,
-            right=True,
-        ),
-        _Column("reason", [_one_line(cell.reason) for cell in cells], 60, 16),
+        _Column("attempts", attempts, 30, right=True),
     ]
-    return _fit(columns, [cell.state for cell in cells], width, wrap=True)
+    return _fit(columns, [cell.state for cell in cells], width)
+
+
+def reasons_of(cells: Sequence[CellState]) -> list[str]:
+    """A sentence for each reason among some cells, naming the cells it holds for."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for cell in cells:
+        if cell.reason:
+            groups.setdefault((cell.state, _one_line(cell.reason)), []).append(cell.index)
+    sentences = []
+    for (state, reason), indices in groups.items():
+        named = ", ".join(map(str, indices[:_NAMED]))
+        if len(indices) > _NAMED:
+            named += f" and {len(indices) - _NAMED} more"
+        sentences.append(f"{'cell' if len(indices) == 1 else 'cells'} {named} {state}: {reason}")
+    if len(sentences) > _REASONS:
+        sentences[_REASONS:] = [f"and {len(sentences) - _REASONS} other reasons (--json has all)"]
+    return sentences
+
+
+def _param_columns(cells: Sequence[CellState], run: RunFolder) -> list[_Column]:
+    """A column for each swept parameter; its name may be cut sooner than a short value."""
+    columns = []
+    for place, name in enumerate(run.swept):
+        fields = [text.value(cell.params[name]) if name in cell.params else "" for cell in cells]
+        least = min(max(map(len, fields), default=0), _SHORT_VALUE)
+        columns.append(_Column(name, fields, max(46, 60 - place), max(least, 5)))
+    return columns
 
 
 def shown_metrics(cells: Sequence[CellState], run: RunFolder) -> list[str]:
@@ -133,7 +151,7 @@ def coloured(state: str) -> str:
     return _COLOURS.get(state, "")
 
 
-def _fit(columns: list[_Column], states: list[str], width: int, *, wrap: bool) -> Table:
+def _fit(columns: list[_Column], states: list[str], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -150,8 +168,8 @@ def _fit(columns: list[_Column], states: list[str], width: int, *, wrap: bool) -
             column.title,
             width=given,
             justify="right" if column.right else "left",
-            no_wrap=not (wrap and column.title == "reason"),
-            overflow="fold" if wrap and column.title == "reason" else "ellipsis",
+            no_wrap=True,
+            overflow="ellipsis",
         )
     for row, state in enumerate(states):
         table.add_row(

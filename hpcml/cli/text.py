@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hpcml.runs.folder import RunFolder, default_root
@@ -27,9 +28,11 @@ def number(item: float | None) -> str:
         return ""
     if isinstance(item, int):
         return str(item)
-    if item and math.isfinite(item) and not 1e-3 <= abs(item) < 1e6:
-        return f"{item:.3e}"
-    return f"{item:.4g}" if abs(item) < 1000 else f"{item:.0f}"
+    if not item or not math.isfinite(item):
+        return f"{item:g}"
+    if 1e-3 <= abs(item) < 1000:
+        return f"{item:#.4g}"
+    return f"{item:.0f}" if 1000 <= abs(item) < 1e6 else f"{item:.3e}"
 
 
 def speed(item: float | None) -> str:
@@ -75,6 +78,9 @@ def counts(states: Mapping[str, int], total: int) -> str:
 
 
 def reference(run: RunFolder) -> str:
-    """What to type on the command line to name this run."""
-    usual = run.path.parent.parent == default_root()
-    return shlex.quote(f"{run.name}/{run.run_id}" if usual else str(run.path))
+    """What to type in this folder to name a run."""
+    if run.path.parent.parent == default_root():
+        return shlex.quote(f"{run.name}/{run.run_id}")
+    here = Path.cwd()
+    below = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
+    return shlex.quote(str(below))

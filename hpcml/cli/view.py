@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from hpcml.cli import text
-from hpcml.cli.tables import cells_table, coloured, console, results_table, shown_metrics
+from hpcml.cli.tables import (
+    cells_table,
+    coloured,
+    console,
+    reasons_of,
+    results_table,
+    shown_metrics,
+)
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Results
 from hpcml.runs.status import STATES, CellState, Status, with_pending
@@ -17,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.live import Live
 
-_SUMMARY_LINES = 2
 _PROGRESS_SECONDS = 10.0
 # With more running cells than this, a log gets one line for all of them.
 _TALKATIVE = 20
@@ -29,6 +35,9 @@ class View(Protocol):
 
     def refresh(self, status: Status) -> None:
         """Show these states now."""
+
+    def say(self, line: str) -> None:
+        """Tell the user something that is no state of a cell."""
 
 
 @contextmanager
@@ -57,6 +66,10 @@ class LiveTable:
         """Draw these states."""
         self._live.update(_Frame(self._run, status, time.monotonic() - self._begun), refresh=True)
 
+    def say(self, line: str) -> None:
+        """Print a line above the table."""
+        self._live.console.print(line, soft_wrap=True)
+
 
 class LineView:
     """Lines for a log file: each change of a state, and now and then the progress."""
@@ -79,7 +92,7 @@ class LineView:
                 for cell in status.cells.values()
                 if cell.state != "running"
             }
-            self._say(_summary(status))
+            self.say(_summary(status))
         running = status.in_state("running")
         for cell in status.cells.values():
             now = cell.state, cell.attempts
@@ -94,10 +107,14 @@ class LineView:
                 self._states[cell.index] = now
                 self._steps[cell.index] = cell.step
                 self._spoken[cell.index] = moment
-                self._say(self._line(cell))
+                self.say(self._line(cell))
         if len(running) > _TALKATIVE and moment - self._summarized >= _PROGRESS_SECONDS:
             self._summarized = moment
-            self._say(_summary(status))
+            self.say(_summary(status))
+
+    def say(self, line: str) -> None:
+        """Print a line with the time."""
+        self._output.print(f"[{time.strftime('%H:%M:%S')}] {line}", soft_wrap=True)
 
     def _line(self, cell: CellState) -> str:
         parts = [cell.state]
@@ -113,9 +130,6 @@ class LineView:
         line = f"{text.cell_name(cell, self._run.swept)}: {', '.join(parts)}"
         return f"{line}: {cell.reason}" if cell.reason else line
 
-    def _say(self, line: str) -> None:
-        self._output.print(f"[{time.strftime('%H:%M:%S')}] {line}", soft_wrap=True)
-
 
 class _Frame:
     """One picture of the live table; it measures the terminal each time it is drawn."""
@@ -130,11 +144,15 @@ class _Frame:
     ) -> Iterable[RenderableType]:
         from rich.text import Text
 
-        rows = max(1, output.size.height - _SUMMARY_LINES - 2)
-        yield cells_table(self._rows(rows), self._run, options.max_width, wrap=False)
-        yield Text("")
         line = f"{_summary(self._status)}; {text.duration(self._elapsed)} so far"
-        yield Text(line, style="bold", no_wrap=True, overflow="ellipsis")
+        summary = Text(line, style="bold")
+        # Besides the rows: the header, a blank line, the summary, and the line of the cursor.
+        others = 3 + len(summary.wrap(output, options.max_width))
+        rows = self._rows(max(1, output.size.height - others))
+        if rows:
+            yield cells_table(rows, self._run, options.max_width, reasons=True)
+            yield Text("")
+        yield summary
 
     def _rows(self, limit: int) -> Sequence[CellState]:
         if self._status.total <= limit:
@@ -165,8 +183,9 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
     if len(rows) < len(results.rows):
         hidden = len(results.rows) - len(rows)
         output.print(f"and {hidden} more: hpcml results {text.reference(run)} --all", style="dim")
+    print_reasons(output, [row.cell for row in results.rows])
     if results.best:
-        _print_best(output, results)
+        _print_best(output, results, status)
     output.print()
     output.print("Everything is in", style="bold")
     output.print(f"  {run.path}", soft_wrap=True)
@@ -174,9 +193,19 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
     if steps:
         output.print()
         output.print("Next", style="bold")
-    for command, purpose in steps:
-        output.print(f"  {command}", style="cyan", end="", soft_wrap=True)
-        output.print(f"  {purpose}", soft_wrap=True)
+    for purpose, command in steps:
+        output.print(f"  {purpose}" + (":" if command else ""))
+        if command:
+            output.print(f"    {command}", style="cyan", soft_wrap=True)
+
+
+def print_reasons(output: Console, cells: Sequence[CellState]) -> None:
+    """Print why cells are in their states, where there is something to say."""
+    sentences = reasons_of(cells)
+    if sentences:
+        output.print()
+    for sentence in sentences:
+        output.print(sentence, soft_wrap=True)
 
 
 def print_counts(output: Console, status: Status) -> None:
@@ -189,7 +218,7 @@ def print_counts(output: Console, status: Status) -> None:
     output.print(line)
 
 
-def _print_best(output: Console, results: Results) -> None:
+def _print_best(output: Console, results: Results, status: Status) -> None:
     best = results.best
     objective = results.run.objective
     assert best
@@ -201,29 +230,35 @@ def _print_best(output: Console, results: Results) -> None:
         **{name: text.value(best.cell.params.get(name)) for name in results.run.swept},
         **({"checkpoint": str(best.checkpoint)} if best.checkpoint else {}),
     }
+    title = "Best so far" if _unfinished(status) else "Best"
     output.print()
-    output.print(f"Best: cell {best.cell.index}, {side} {metric}: {found}", style="bold")
+    output.print(f"{title}: cell {best.cell.index}, {side} {metric}: {found}", style="bold")
     pad = max(map(len, facts), default=0)
     for name, fact in facts.items():
         output.print(f"  {name:{pad}}  {fact}", soft_wrap=True)
 
 
 def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
+    """What the user may want to do now, and the command for it, if it is one that we know."""
     run = text.reference(results.run)
     steps = []
     failed = status.in_state("failed")
     if failed:
-        steps.append((f"hpcml logs {run} {failed[0].index}", "shows why a cell failed"))
-    counted = status.counts()
-    if "running" not in counted and (
-        left := sum(counted.get(state, 0) for state in ("pending", "stopped", "lost"))
-    ):
-        steps.append(("the same sweep command again", f"continues the {left} unfinished"))
+        steps.append(("See why a cell failed", f"hpcml logs {run} {failed[0].index}"))
+    running = len(status.in_state("running"))
+    if running:
+        steps.append(("See how far it is", f"hpcml status {run}"))
+    elif left := _unfinished(status):
+        steps.append((f"Give the sweep command again: it continues the {left} unfinished", ""))
     best = results.best or next((row for row in results.rows if row.cell.state == "done"), None)
     if best and best.checkpoint and results.run.plan.get("kind") == "train":
         which = "best" if results.best else str(best.cell.index)
-        steps.append((f"hpcml export {run} {which} DIR", "writes the model for other programs"))
+        steps.append(("Write the model for other programs", f"hpcml export {run} {which} DIR"))
     return steps
+
+
+def _unfinished(status: Status) -> int:
+    return status.total - len(status.in_state("done", "failed"))
 
 
 def _summary(status: Status) -> str:

@@ -272,13 +272,27 @@ class RunFolder:
             ids[data[start : data.index(b'"', start)].decode()] = index
         return ids
 
+    def done(self) -> set[str]:
+        """Ids of the cells that have a result, and need no further attempt."""
+        with plain_errors(f"read {self.cells_dir}"), os.scandir(self.cells_dir) as folders:
+            return {
+                folder.name
+                for folder in folders
+                if folder.name in self.ids and os.path.exists(f"{folder.path}/result.json")
+            }
+
     # Submissions
+
+    def next_submission(self) -> int:
+        """The number that the next submission gets, unless another command is faster."""
+        with plain_errors(f"read {self.submissions}"):
+            taken = [int(file.stem) for file in self.submissions.glob("[0-9]*.json")]
+        return max(taken, default=0) + 1
 
     def write_submission(self, record: dict[str, Any]) -> int:
         """Write ``submissions/NNN.json`` under the next free number, and return the number."""
         with plain_errors(f"write to {self.submissions}"):
-            taken = [int(file.stem) for file in self.submissions.glob("[0-9]*.json")]
-            for number in itertools.count(max(taken, default=0) + 1):
+            for number in itertools.count(self.next_submission()):
                 path = self.submissions / f"{number:03}.json"
                 # The empty file reserves the number against another command at the same time.
                 with suppress(FileExistsError):

@@ -226,6 +226,9 @@ class _Watched:
             return ("stopped", "cancelled") if life.cancelled else ("pending", None)
         lives = is_alive(life.started, self._folder / "events.jsonl", alive)
         if lives is False:
+            if (self._folder / "result.json").exists():
+                # It was ended between its result and its last word.
+                return "done", None
             if life.cancelled:
                 return "stopped", "cancelled"
             return "lost", f"the attempt on {life.started.get('host')} ended without a word"
