@@ -99,6 +99,8 @@ class Template:
             self._parts.append(_evaluator(hole[1]))
             end = hole.end()
         self._parts.append(self._literal(text[end:]))
+        self.names: frozenset[str] | None = _union(_names(hole[1]) for hole in _HOLE.finditer(text))
+        """The parameters it uses, by the first part of their names; None if it can't be told."""
 
     @staticmethod
     def _literal(text: str) -> str:
@@ -133,6 +135,8 @@ class Condition:
         if "{{" in text:
             raise ExpressionError("a condition is an expression already; leave {{ }} out")
         self._evaluate = _evaluator(text)
+        self.names = _names(text)
+        """The parameters it uses, by the first part of their names; None if it can't be told."""
 
     def holds(self, context: Mapping[str, Any]) -> bool:
         """Return whether the condition is true.
@@ -271,6 +275,28 @@ def _check(tree: nodes.Template, shown: str) -> None:
                 f"{shown!r}: {node.name!r} is not known; write params.{node.name} for a "
                 "parameter, and quotes around text"
             )
+
+
+def _names(expression: str) -> frozenset[str] | None:
+    tree = _sandbox().parse("{{" + expression + "}}")
+    uses = sum(isinstance(node, nodes.Name) for node in _walk(tree))
+    names = [
+        node.attr
+        for node in _walk(tree)
+        if isinstance(node, nodes.Getattr)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name == "params"
+    ]
+    return frozenset(names) if len(names) == uses else None
+
+
+def _union(parts: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    names: set[str] = set()
+    for part in parts:
+        if part is None:
+            return None
+        names |= part
+    return frozenset(names)
 
 
 def _walk(tree: nodes.Node) -> Iterable[nodes.Node]:

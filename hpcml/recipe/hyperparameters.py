@@ -103,8 +103,8 @@ _TRAINING = (
     ),
     Hyperparameter(
         "global_batch_size", "Training", "whole number",
-        "Sequences for one update of the weights, over all devices: per_device_train_batch_size × "
-        "data-parallel size × gradient_accumulation_steps. Two given, the third follows.",
+        "Sequences for one update of the weights, over all devices: per_device_train_batch_size * "
+        "data-parallel size * gradient_accumulation_steps. Two given, the third follows.",
         default=8, aliases=("batch_size",), minimum=1, unit="sequences",
         engines=_torch("sequences per update"),
     ),
@@ -130,7 +130,7 @@ _TRAINING = (
     Hyperparameter(
         "warmup_ratio", "Training", "number",
         "The same as a part of all steps. Instead of warmup_steps.",
-        minimum=0, maximum=1, off=0, only_with=((_SCHEDULE, _WARMS_UP),),
+        minimum=0, maximum=1, off=0.0, only_with=((_SCHEDULE, _WARMS_UP),),
         engines=_torch("linear warmup before the schedule"),
     ),
     Hyperparameter(
@@ -153,7 +153,7 @@ _TRAINING = (
     Hyperparameter(
         "momentum", "Training", "number",
         "The momentum of the gradient.",
-        default=0.0, minimum=0, below=1, off=0, only_with=(("optim", ("sgd", "rmsprop")),),
+        default=0.0, minimum=0, below=1, off=0.0, only_with=(("optim", ("sgd", "rmsprop")),),
         engines=_torch("`momentum` of the optimizer"),
     ),
     Hyperparameter(
@@ -177,7 +177,7 @@ _TRAINING = (
     Hyperparameter(
         "weight_decay", "Training", "number",
         "How much the weights shrink in each step; biases and norms don't.",
-        default=0.0, minimum=0, off=0, engines=_torch("`weight_decay` of the optimizer"),
+        default=0.0, minimum=0, off=0.0, engines=_torch("`weight_decay` of the optimizer"),
     ),
     Hyperparameter(
         "group_by_length", "Training", "true or false",
@@ -291,7 +291,7 @@ _TRAINING = (
     Hyperparameter(
         "early_stopping_threshold", "Training", "number",
         "The change of the objective that counts as improvement.",
-        default=0.0, aliases=("early_stop_threshold",), minimum=0, off=0,
+        default=0.0, aliases=("early_stop_threshold",), minimum=0, off=0.0,
         only_with=(("early_stopping_patience", ANY),),
         engines=_torch("ends the training early"),
     ),
@@ -354,12 +354,12 @@ _TRAINING = (
     Hyperparameter(
         "dropout", "Training", "number",
         "The probability that an activation is dropped during training.",
-        default=0.0, minimum=0, below=1, off=0, engines=_torch("dropout of the model"),
+        default=0.0, minimum=0, below=1, off=0.0, engines=_torch("dropout of the model"),
     ),
     Hyperparameter(
         "label_smoothing_factor", "Training", "number",
         "The probability that is spread over the wrong tokens.",
-        default=0.0, minimum=0, below=1, off=0, engines=_torch("smooths the targets of the loss"),
+        default=0.0, minimum=0, below=1, off=0.0, engines=_torch("smooths the targets of the loss"),
     ),
     Hyperparameter(
         "loss_function", "Training", "choice",
@@ -639,7 +639,7 @@ _HARDWARE = (
     ),
     Hyperparameter(
         "data_parallel_size", "Hardware", "whole number",
-        "Copies of the model that share the batch; by default resources.nodes × "
+        "Copies of the model that share the batch; by default resources.nodes * "
         "resources.processes, and nothing else.",
         aliases=("dp_degree",), minimum=1,
         engines={**_torch("number of DistributedDataParallel processes"),

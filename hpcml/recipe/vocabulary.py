@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Setting:
     packing: bool = True
 
 
-class Contradiction(ValueError):  # noqa: N818 (it is what it says)
+class Contradiction(ValueError):
     """Parameters that don't go together: ``(name, message)`` for each mistake."""
 
     def __init__(self, mistakes: list[tuple[str, str]]) -> None:
@@ -185,26 +185,34 @@ def resolve(given: Values, setting: Setting) -> dict[str, Any]:
             if row.name in given and given[row.name] not in (row.off, None):
                 mistakes.append((row.name, _ignored(row, selector, allowed, values[selector])))
             else:
-                values[row.name] = row.off
+                values[row.name] = row.off if row.off == row.default else None
     mistakes += _new_model(values, given, setting)
     mistakes += _length(values, given)
     mistakes += _batch(values, given, setting)
-    mistakes += _conflicts(values, given, setting)
+    blamed = {name for name, _ in mistakes}
+    mistakes += [
+        mistake for mistake in _conflicts(values, given, setting) if mistake[0] not in blamed
+    ]
     if mistakes:
         raise Contradiction(mistakes)
     return values
 
 
-def interacting_names(engine: str) -> frozenset[str]:
-    """Return the parameters whose value matters for others; all the rest stand alone."""
-    names = {*BATCH, *_CONFLICTING}
+def interacting(names: Collection[str]) -> frozenset[str]:
+    """Return those of the given parameters whose values matter for others; the rest stand alone.
+
+    A sweep resolves only the combinations of these, not each of its cells.
+    """
+    matter = {*BATCH, *_CONFLICTING}
     for row in HYPERPARAMETERS:
         if row.only_with:
-            names.add(row.name)
-            names.update(selector for selector, _ in row.only_with)
+            matter.add(row.name)
+            matter.update(selector for selector, _ in row.only_with)
         if row.new_model:
-            names.add(row.name)
-    return frozenset(name for name in names if engine in BY_NAME[name].engines)
+            matter.add(row.name)
+    if "lr_end" in names or "lr_base" in names:
+        matter.add("learning_rate")
+    return frozenset(names) & matter
 
 
 def _value(row: Hyperparameter, given: Values) -> Any:
@@ -264,8 +272,7 @@ def _new_model(values: dict[str, Any], given: Values, setting: Setting) -> list[
         mistakes.append(
             (
                 "num_key_value_heads",
-                f"num_attention_heads {heads} is not a multiple of "
-                f"{values['num_key_value_heads']}",
+                f"num_attention_heads {heads} is not a multiple of {values['num_key_value_heads']}",
             )
         )
     return mistakes
@@ -278,18 +285,20 @@ def _length(values: dict[str, Any], given: Values) -> list[tuple[str, str]]:
             mistakes.append((second, f"it says the same as {first}; give one of them"))
         elif given.get(second):
             values[first] = None
+        else:
+            values[second] = None
     return mistakes
 
 
 def _batch(values: dict[str, Any], given: Values, setting: Setting) -> list[tuple[str, str]]:
-    """Complete the batch arithmetic: global = per device × data-parallel size × accumulation."""
+    """Complete the batch arithmetic: global = per device * data-parallel size * accumulation."""
     copies = setting.processes
     size = given.get("data_parallel_size")
     if size not in (None, copies):
         return [
             (
                 "data_parallel_size",
-                f"it is {size}, but resources gives {copies} processes (nodes × processes), and "
+                f"it is {size}, but resources gives {copies} processes (nodes * processes), and "
                 "each of them has a copy of the model",
             )
         ]
@@ -301,8 +310,8 @@ def _batch(values: dict[str, Any], given: Values, setting: Setting) -> list[tupl
             return [
                 (
                     "global_batch_size",
-                    f"it is {total}, but per_device_train_batch_size {device} × data-parallel "
-                    f"size {copies} × gradient_accumulation_steps {passes} = {product}; leave one "
+                    f"it is {total}, but per_device_train_batch_size {device} * data-parallel "
+                    f"size {copies} * gradient_accumulation_steps {passes} = {product}; leave one "
                     "of the three out",
                 )
             ]
@@ -319,7 +328,7 @@ def _batch(values: dict[str, Any], given: Values, setting: Setting) -> list[tupl
                 (
                     "global_batch_size",
                     f"{total} is not a multiple of {known * copies} = data-parallel size {copies} "
-                    f"× {known_name} {known}",
+                    f"* {known_name} {known}",
                 )
             ]
         device, passes = (known, other) if device is not None else (other, known)
@@ -333,7 +342,6 @@ _CONFLICTING = (
     "fp16",
     "frozen_layers",
     "group_by_length",
-    "learning_rate",
     "max_steps",
     "num_frozen_layers",
     "num_hidden_layers",

@@ -191,7 +191,7 @@ def _read(path: Path) -> str:
 
 def _compose(text: str, name: str) -> Node | None:
     stream = io.StringIO(text)
-    stream.name = name  # type: ignore[attr-defined]  # libyaml takes the name for its marks from here
+    stream.name = name  # libyaml takes the name for its marks from here
     loader = _Loader(stream)
     try:
         node: Node | None = loader.get_single_node()
@@ -330,9 +330,7 @@ def _text(node: ScalarNode) -> str:
                 f"{_place(node.start_mark)}: the text is not valid Unicode; use UTF-8"
             ) from None
     if "\0" in text:
-        raise UserError(
-            f"{_place(node.start_mark)}: a NUL character can't be passed to a program"
-        )
+        raise UserError(f"{_place(node.start_mark)}: a NUL character can't be passed to a program")
     return text
 
 
@@ -382,7 +380,7 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None
 
 def _setting_node(text: str, name: str) -> Node:
     """Compose the value of a setting; whatever is not YAML of another type is the text itself."""
-    mark = yaml.Mark(name, 0, 0, 0, None, None)
+    mark = yaml.Mark(name, 0, 0, 0, None, 0)
     plain = ScalarNode(_STR, text, mark, mark)
     if text.lstrip().startswith("{{"):  # a template, which YAML would read as nested mappings
         return plain

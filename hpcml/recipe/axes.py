@@ -1,0 +1,268 @@
+"""The axes of a sweep: each part of it is one, and the sweep is their product."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcml.recipe.cell import ABSENT, Entry, canonical_json
+from hpcml.recipe.hyperparameters import BY_NAME
+from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
+from hpcml.recipe.schema import RandomSweep, Recipe
+from hpcml.recipe.vocabulary import canonical_name, checked_value
+
+Path = tuple[str | int, ...]
+
+MAX_CELLS = 1_000_000
+
+
+class Names:
+    """The parameters of a recipe: their canonical names, where they are given, their values."""
+
+    def __init__(self, recipe: Recipe, problems: Problems) -> None:
+        self._engine = recipe.train.engine if recipe.train else None
+        self._problems = problems
+        self._entries: dict[str, dict[str, Entry]] = {}
+        self.places: dict[str, Path] = {}
+        """Where a swept parameter is given, or else a fixed one."""
+
+    def canonical(self, name: str, path: KeyPath) -> str | None:
+        """Return the canonical name; record a mistake and return None if it has none."""
+        if self._engine is None:
+            if all(name.split(".")):
+                return name
+            self._problems.add(path, f"{name!r} is not a name; between dots there must be a name")
+            return None
+        try:
+            return canonical_name(name, self._engine)
+        except ValueError as error:
+            self._problems.add(path, str(error))
+            return None
+
+    def value(self, name: str, value: Any, path: KeyPath) -> Any:
+        """Return the checked value; record a mistake and return None if it is wrong."""
+        if self._engine is None:
+            return value
+        try:
+            return checked_value(BY_NAME[name], value)
+        except ValueError as error:
+            self._problems.add(path, str(error))
+            return None
+
+    def entry(self, name: str, value: Any, path: KeyPath) -> Entry:
+        """Return the entry of a checked value; equal values of a parameter have the same one."""
+        value = self.value(name, value, path)
+        text = canonical_json(value)
+        return self._entries.setdefault(name, {}).setdefault(text, Entry(value, text))
+
+    def entries(self, name: str) -> Iterable[Entry]:
+        """Return all values that a swept parameter takes."""
+        return self._entries.get(name, {}).values()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Parameters that vary together.
+
+    Attributes:
+        names: their canonical names.
+        choices: the values of the names, for each position on the axis.
+    """
+
+    names: tuple[str, ...]
+    choices: list[tuple[Entry, ...]]
+
+
+@dataclass
+class _Draft:
+    """An axis before its values are looked at: names with their places, and columns of values."""
+
+    path: Path
+    columns: list[tuple[str, Path, list[tuple[Any, Path]]]]
+    collapse: bool = False
+
+
+def axes(
+    recipe: Recipe, written: Mapping[str, Any], names: Names, problems: Problems
+) -> list[Axis]:
+    """Return the axes in the order in which the recipe has them.
+
+    Args:
+        recipe: the recipe.
+        written: the sweep as it is in the file, for the order of its parts.
+        names: collects the values of the swept parameters.
+        problems: gets all mistakes; the result is of no use if there are any.
+    """
+    drafts: list[_Draft] = []
+    for part in written:
+        if part == "grid":
+            drafts += [
+                _Draft(
+                    ("sweep", "grid", name),
+                    [(name, ("sweep", "grid", name), _listed(values, ("sweep", "grid", name)))],
+                )
+                for name, values in recipe.sweep.grid.items()
+            ]
+        elif part == "zip":
+            drafts += _linked(recipe, problems)
+        elif part == "random" and recipe.sweep.random:
+            drafts.append(_drawn(recipe.sweep.random, problems))
+        elif part == "points" and recipe.sweep.points:
+            drafts.append(_written_out(recipe.sweep.points, names, problems))
+    return [axis for draft in drafts if (axis := _axis(draft, names, problems)) is not None]
+
+
+def _listed(values: list[Any], path: Path) -> list[tuple[Any, Path]]:
+    return [(value, (*path, index)) for index, value in enumerate(values)]
+
+
+def _linked(recipe: Recipe, problems: Problems) -> Iterator[_Draft]:
+    for index, group in enumerate(recipe.sweep.zip):
+        path: Path = ("sweep", "zip", index)
+        lengths = {name: len(values) for name, values in group.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            problems.add(path, f"linked lists must have the same length: {shown}")
+            continue
+        yield _Draft(
+            path,
+            [
+                (name, (*path, name), _listed(values, (*path, name)))
+                for name, values in group.items()
+            ],
+        )
+
+
+def _written_out(points: list[dict[str, Any]], names: Names, problems: Problems) -> _Draft:
+    path: Path = ("sweep", "points")
+    columns: dict[str, tuple[str, Path, list[tuple[Any, Path]]]] = {}
+    for index, point in enumerate(points):
+        seen: dict[str, str] = {}
+        for written, value in point.items():
+            place = (*path, index, written)
+            name = names.canonical(written, place)
+            if name is None:
+                continue
+            if name in seen:
+                problems.add(place, f"it is the same parameter as {seen[name]}")
+                continue
+            seen[name] = written
+            if name not in columns:
+                missing: list[tuple[Any, Path]] = [(ABSENT, path)] * len(points)
+                columns[name] = (name, place, missing)
+            columns[name][2][index] = (value, place)
+    return _Draft(path, list(columns.values()))
+
+
+def _drawn(random: RandomSweep, problems: Problems) -> _Draft:
+    columns = []
+    for name, distribution in random.params.items():
+        path: Path = ("sweep", "random", "params", name)
+        draw = _distribution(distribution, path, problems)
+        if draw is None or random.samples > MAX_CELLS:
+            continue
+        values = [draw(_uniform(random.seed, name, index)) for index in range(random.samples)]
+        columns.append((name, path, [(value, path) for value in values]))
+    if random.samples > MAX_CELLS:
+        problems.add(
+            ("sweep", "random", "samples"), f"must be at most {MAX_CELLS:,}, not {random.samples:,}"
+        )
+    return _Draft(("sweep", "random"), columns, collapse=True)
+
+
+def _uniform(seed: int, name: str, index: int) -> float:
+    """Return a number in [0, 1) that only its arguments decide, in every version of Python.
+
+    More samples, or other parameters beside it, don't change the samples that were there.
+    """
+    digest = hashlib.sha256(f"{seed}\0{name}\0{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _distribution(
+    distribution: Mapping[str, Any], path: Path, problems: Problems
+) -> Callable[[float], Any] | None:
+    known = ("uniform", "loguniform", "int", "choice")
+    if len(distribution) != 1:
+        problems.add(path, f"must have exactly one of {', '.join(known)}")
+        return None
+    ((kind, argument),) = distribution.items()
+    path = (*path, kind)
+    if kind not in known:
+        problems.add(path, f"there is no distribution {kind!r}{did_you_mean(kind, known)}")
+        return None
+    if kind == "choice":
+        if not isinstance(argument, list) or not argument:
+            problems.add(path, "must be a list of values")
+            return None
+        return lambda u: argument[int(u * len(argument))]
+    if not (
+        isinstance(argument, list)
+        and len(argument) == 2
+        and all(isinstance(b, (int, float)) and not isinstance(b, bool) for b in argument)
+        and argument[0] < argument[1]
+    ):
+        problems.add(path, "must be two numbers [a, b] with a < b")
+        return None
+    low, high = argument
+    if kind == "int":
+        if not (float(low).is_integer() and float(high).is_integer()):
+            problems.add(path, "must be two whole numbers [a, b] with a < b")
+            return None
+        first, count = int(low), int(high) - int(low) + 1
+        return lambda u: first + int(u * count)
+    if kind == "uniform":
+        return lambda u: _rounded(low + u * (high - low), low, high)
+    if low <= 0:
+        problems.add(path, "must be two numbers [a, b] with 0 < a < b")
+        return None
+    start, width = math.log(low), math.log(high) - math.log(low)
+    return lambda u: _rounded(math.exp(start + u * width), low, high)
+
+
+def _rounded(value: float, low: float, high: float) -> float:
+    # Readable, and the same on every machine: the last digits of exp and log are not.
+    return min(max(float(f"{value:.6g}"), float(low)), float(high))
+
+
+def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:
+    canonical: list[str] = []
+    columns: list[list[Entry]] = []
+    for written, place, cells in draft.columns:
+        name = names.canonical(written, place)
+        if name is None:
+            continue
+        if name in names.places:
+            problems.add(
+                place, f"{name} is swept by {'.'.join(map(str, names.places[name]))} already"
+            )
+            continue
+        names.places[name] = place
+        canonical.append(name)
+        columns.append(
+            [value if value is ABSENT else names.entry(name, value, path) for value, path in cells]
+        )
+    if not canonical:
+        return None
+    choices = list(zip(*columns, strict=True))
+    if len(set(choices)) < len(choices) and not problems:
+        if draft.collapse:
+            choices = list(dict.fromkeys(choices))
+        else:
+            first: dict[tuple[Entry, ...], int] = {}
+            for index, choice in enumerate(choices):
+                if choice in first:
+                    shown = ", ".join(
+                        f"{name}={entry.text}"
+                        for name, entry in zip(canonical, choice, strict=True)
+                        if entry is not ABSENT
+                    )
+                    problems.add(
+                        draft.path,
+                        f"entries {first[choice] + 1} and {index + 1} are the same ({shown})",
+                    )
+                first.setdefault(choice, index)
+    return Axis(tuple(canonical), choices)

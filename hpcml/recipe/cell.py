@@ -1,0 +1,76 @@
+"""One cell of a sweep: one set of parameters, and what is run with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A value that a swept parameter takes. Equal values of a parameter are one object."""
+
+    value: Any
+    text: str
+
+
+ABSENT = Entry(None, "")
+"""The parameter isn't swept in this cell."""
+
+Row = tuple[Entry, ...]
+
+
+class Source(Protocol):
+    """What all cells of a sweep have in common, and how one is made from its row."""
+
+    names: tuple[str, ...]
+
+    def params(self, row: Row) -> dict[str, Any]: ...
+
+    def payload(self, row: Row, index: int) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """One cell of a sweep. Light, so that a hundred thousand of them fit: it keeps only what is
+    its own and makes ``params`` and ``payload`` anew each time they are asked for.
+
+    Attributes:
+        index: position in the sweep, from 0.
+        id: 12 hexadecimal digits that depend on what determines the result, and nothing else.
+    """
+
+    index: int
+    id: str
+    _row: Row
+    _source: Source
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that the recipe gives this cell, under canonical names with dots."""
+        return self._source.params(self._row)
+
+    @property
+    def swept(self) -> dict[str, Any]:
+        """Those of the parameters that vary, in the order of the sweep."""
+        return {
+            name: entry.value
+            for name, entry in zip(self._source.names, self._row, strict=True)
+            if entry is not ABSENT
+        }
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the worker starts: see docs/design.md."""
+        return self._source.payload(self._row, self.index)
+
+    def __repr__(self) -> str:
+        return f"Cell({self.index}, {self.id}, {self.swept})"
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of a value, whatever the order of its keys."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )

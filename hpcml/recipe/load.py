@@ -1,0 +1,249 @@
+"""Reading a recipe and saying, for each mistake in it, where it is and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.problems import Problems, did_you_mean
+from hpcml.recipe.schema import Block, Objective, Recipe, blocks, model_in
+from hpcml.recipe.yaml import Document, load_yaml
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that is right, and the document that it comes from.
+
+    Attributes:
+        recipe: the checked content.
+        document: the YAML with its lines, with the overrides applied.
+        notes: what a person should know, such as names that are stored under another one.
+    """
+
+    recipe: Recipe
+    document: Document
+    notes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The file, as it was given."""
+        return self.document.path
+
+    @property
+    def text(self) -> str:
+        """The file's text."""
+        return self.document.text
+
+    @property
+    def folder(self) -> Path:
+        """The absolute folder of the file, which relative paths in the recipe start from."""
+        return Path(os.path.abspath(self.document.path)).parent
+
+
+def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> LoadedRecipe:
+    """Read and check a recipe.
+
+    Args:
+        path: the YAML file.
+        overrides: settings ``key=value`` with dotted keys, which replace what the file says.
+
+    Raises:
+        UserError: anything is wrong; the message lists all mistakes with file, line and key.
+    """
+    document = load_yaml(path).override(overrides)
+    problems = Problems(document)
+    try:
+        recipe = Recipe.model_validate(_literal(document))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _translate(problems, detail)
+        _check_kind(problems, document.data)
+        problems.raise_any()
+        raise
+    _check_kind(problems, document.data)
+    _check_environment(problems, recipe)
+    _check_train(problems, recipe)
+    _check_values(problems, document.data)
+    problems.raise_any()
+    if recipe.kind == "train" and recipe.objective is None:
+        recipe = recipe.model_copy(update={"objective": Objective(metric="eval_loss")})
+    return LoadedRecipe(recipe, document, _notes(recipe))
+
+
+def _literal(document: Document) -> dict[str, Any]:
+    """Return the data with the scalars of ``command.run`` and ``env`` as they are written.
+
+    A program gets ``1.10`` and ``1e-4`` as the person wrote them, not as Python would.
+    """
+    data = dict(document.data)
+    command, env = data.get("command"), data.get("env")
+    if isinstance(command, dict) and isinstance(command.get("run"), list):
+        run = [
+            _or(document.as_written(("command", "run", index)), value)
+            for index, value in enumerate(command["run"])
+        ]
+        data["command"] = {**command, "run": run}
+    if isinstance(env, dict):
+        data["env"] = {
+            name: _or(document.as_written(("env", name)), value) for name, value in env.items()
+        }
+    return data
+
+
+def _or(text: str | None, value: Any) -> Any:
+    return value if text is None else text
+
+
+_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "greater_than_equal": lambda context: f"at least {context['ge']}",
+    "greater_than": lambda context: f"more than {context['gt']}",
+    "less_than": lambda context: f"less than {context['lt']}",
+    "too_short": lambda context: "at least one entry",
+    "string_too_short": lambda context: "a text that is not empty",
+    "int_type": lambda context: "a whole number",
+    "int_from_float": lambda context: "a whole number",
+    "float_type": lambda context: "a number",
+    "finite_number": lambda context: "a finite number",
+    "bool_type": lambda context: "true or false",
+    "string_type": lambda context: "text",
+    "list_type": lambda context: "a list",
+    "dict_type": lambda context: "a mapping",
+    "model_type": lambda context: "a mapping",
+    "model_attributes_type": lambda context: "a mapping",
+}
+
+
+def _translate(problems: Problems, detail: ErrorDetails) -> None:
+    """Record an error of pydantic in our words."""
+    location = [part for part in detail["loc"] if part != "[key]"]
+    kind, context = detail["type"], detail.get("ctx", {})
+    key = str(location[-1]) if location else ""
+    if kind == "extra_forbidden":
+        problems.add(location, f"there is no key {key!r}{_suggestion(location[:-1], key)}")
+    elif kind == "missing":
+        problems.add(location, "this key is missing")
+    elif kind == "value_error":
+        problems.add(location, str(context.get("error", detail["msg"])))
+    elif kind == "literal_error":
+        allowed = [word.strip("'") for word in str(context["expected"]).split(" or ")]
+        allowed = [word.strip("' ") for part in allowed for word in part.split(",")]
+        value = detail["input"]
+        close = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        close = close if close.startswith("; did") else ""
+        problems.add(
+            location, f"must be {' or '.join(allowed)}, not {_shown(detail['input'])}{close}"
+        )
+    elif kind in _ALLOWED:
+        problems.add(location, f"must be {_ALLOWED[kind](context)}, not {_shown(detail['input'])}")
+    else:
+        problems.add(location, f"{detail['msg']} (it is {_shown(detail['input'])})")
+
+
+def _suggestion(parents: list[str | int], key: str) -> str:
+    model: type[Block] | None = Recipe
+    for part in parents:
+        info = model.model_fields.get(str(part)) if model else None
+        model = model_in(info.annotation) if info else None
+    here = list(model.model_fields) if model else []
+    close = did_you_mean(key, here)
+    if close.startswith("; did"):
+        return close
+    places = [
+        f"{prefix}.{key}" for prefix, block in blocks() if prefix and key in block.model_fields
+    ]
+    if places:
+        return f"; a recipe has it as {' or '.join(places)}"
+    return close
+
+
+def _check_kind(problems: Problems, data: Mapping[str, Any]) -> None:
+    kind = data.get("kind")
+    for block in ("command", "train"):
+        if kind == block and data.get(block) is None:
+            problems.add((block,), f"this key is missing; kind {kind} needs it")
+        elif kind in ("command", "train") and kind != block and data.get(block) is not None:
+            problems.add((block,), f"the kind is {kind}, so it would not be used; leave it out")
+
+
+def _check_environment(problems: Problems, recipe: Recipe) -> None:
+    for index, name in enumerate(recipe.env_from):
+        if name in recipe.env:
+            problems.add(("env_from", index), f"{name} is in env too; it can be in one of them")
+        if name in recipe.env_from[:index]:
+            problems.add(("env_from", index), f"{name} is given twice")
+    if recipe.command is not None and not recipe.command.run[0].strip():
+        problems.add(("command", "run", 0), "the first entry is the program, and it is empty")
+
+
+def _check_train(problems: Problems, recipe: Recipe) -> None:
+    if recipe.train is None:
+        return
+    data = recipe.train.data
+    if (data.source is None) == (not data.files):
+        problems.add(
+            ("train", "data"),
+            "exactly one of source and files is needed, for example source: python-stdlib",
+        )
+
+
+def _check_values(problems: Problems, data: Mapping[str, Any]) -> None:
+    """Values must be kept as JSON, which has no infinity; one text form of it is allowed."""
+    for path, value in _floats(("params",), data.get("params")):
+        _check_finite(problems, path, value)
+    for path, value in _floats(("sweep",), data.get("sweep")):
+        _check_finite(problems, path, value)
+
+
+def _check_finite(problems: Problems, path: tuple[str | int, ...], value: float) -> None:
+    if not math.isfinite(value) and "grad_norm_type" not in path and "norm_type" not in path:
+        problems.add(
+            path, f"{value} is not a finite number; put it in quotes if a program takes it as text"
+        )
+
+
+def _floats(
+    path: tuple[str | int, ...], value: Any
+) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    if isinstance(value, float):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _floats((*path, key), item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _floats((*path, index), item)
+
+
+def _notes(recipe: Recipe) -> tuple[str, ...]:
+    if recipe.kind != "train":
+        return ()
+    sweep = recipe.sweep
+    names = [*recipe.params, *sweep.grid]
+    for mapping in (*sweep.zip, *sweep.points):
+        names += mapping
+    if sweep.random:
+        names += sweep.random.params
+    return tuple(
+        f"{name} is stored as {ALIASES[name]}" for name in dict.fromkeys(names) if name in ALIASES
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,314 @@
+"""What is run in a cell, and the digest by which a cell is known."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from hpcml.recipe.cell import ABSENT, Row, canonical_json
+from hpcml.recipe.expression import ExpressionError, Parameters, Template
+from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.problems import KeyPath, Problems
+from hpcml.recipe.schema import Recipe
+from hpcml.recipe.vocabulary import BATCH, Contradiction, Setting, interacting, resolve
+
+T = TypeVar("T")
+
+
+class PerValue(Generic[T]):
+    """A function of a row, computed once for each combination of the entries it depends on."""
+
+    def __init__(self, compute: Callable[[Row], T], positions: Iterable[int]) -> None:
+        self._compute = compute
+        self._positions = tuple(positions)
+        self._known: dict[Row, T] = {}
+
+    def __call__(self, row: Row) -> T:
+        key = tuple([row[position] for position in self._positions])
+        try:
+            return self._known[key]
+        except KeyError:
+            result = self._known[key] = self._compute(row)
+            return result
+
+
+def positions_of(names: Iterable[str], used: frozenset[str] | None) -> list[int]:
+    """Return the positions of those names whose first part is used; None uses all."""
+    return [
+        position
+        for position, name in enumerate(names)
+        if used is None or name.split(".")[0] in used
+    ]
+
+
+def compiled(text: str, path: KeyPath, problems: Problems) -> Template:
+    """Return the template of a recipe's text; record a mistake if it isn't one."""
+    try:
+        return Template(text)
+    except ExpressionError as error:
+        problems.add(path, str(error))
+        return Template("")
+
+
+class CommandCells:
+    """The cells of a recipe that runs a program."""
+
+    def __init__(
+        self, recipe: Recipe, names: tuple[str, ...], fixed: Mapping[str, Any], problems: Problems
+    ) -> None:
+        assert recipe.command is not None
+        self.names = names
+        self._fixed = dict(fixed)
+        self._problems = problems
+        command = recipe.command
+        texts: list[tuple[KeyPath, str]] = [
+            (("command", "run", index), text) for index, text in enumerate(command.run)
+        ]
+        texts += [(("env", name), text) for name, text in recipe.env.items()]
+        if command.directory is not None:
+            texts.append((("command", "directory"), command.directory))
+        self._arguments = len(command.run)
+        self._variables = tuple(recipe.env)
+        self._texts = [self._text(path, text) for path, text in texts]
+        self._fragments = {
+            name: f"{json.dumps(name)}:{canonical_json(value)}" for name, value in fixed.items()
+        }
+        self._keys = [f"{json.dumps(name)}:" for name in names]
+
+    def params(self, row: Row) -> dict[str, Any]:
+        """Return the cell's parameters."""
+        params = dict(self._fixed)
+        for name, entry in zip(self.names, row, strict=True):
+            if entry is not ABSENT:
+                params[name] = entry.value
+        return params
+
+    def payload(self, row: Row, index: int) -> dict[str, Any]:
+        """Return the arguments, the folder and the environment."""
+        texts = [text(row, index) for text in self._texts]
+        rest = texts[self._arguments :]
+        return {
+            "argv": texts[: self._arguments],
+            "directory": rest[len(self._variables)] if len(rest) > len(self._variables) else None,
+            "env": dict(zip(self._variables, rest, strict=False)),
+        }
+
+    def identity(self, row: Row, index: int) -> str:
+        """Return the cell's id."""
+        fragments = dict(self._fragments)
+        for name, key, entry in zip(self.names, self._keys, row, strict=True):
+            if entry is not ABSENT:
+                fragments[name] = key + entry.text
+        params = ",".join([fragments[name] for name in sorted(fragments)])
+        payload = canonical_json(self.payload(row, index))
+        return _digest(f'{{"kind":"command","params":{{{params}}},"payload":{payload}}}')
+
+    def _text(self, path: KeyPath, text: str) -> Callable[[Row, int], str]:
+        template = compiled(text, path, self._problems)
+        if template.constant:
+            return lambda row, index: text
+
+        def render(row: Row, index: int) -> str:
+            context = {"params": Parameters(self.params(row)), "cell": {"index": index}}
+            try:
+                return template.render(context)
+            except ExpressionError as error:
+                self._problems.add(path, str(error))
+                self._problems.raise_any()
+                raise
+
+        if template.names is None:
+            return render
+        cached = PerValue(lambda row: render(row, 0), positions_of(self.names, template.names))
+        return lambda row, index: cached(row)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """The complete parameters of a combination, and the pieces of their JSON."""
+
+    values: dict[str, Any]
+    pieces: list[str]
+    places: dict[str, int]
+
+
+class TrainCells:
+    """The cells of a recipe that trains."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        names: tuple[str, ...],
+        fixed: Mapping[str, Any],
+        folder: Path,
+        problems: Problems,
+        places: Mapping[str, KeyPath],
+    ) -> None:
+        assert recipe.train is not None
+        assert recipe.objective is not None
+        self.names = names
+        self._recipe = recipe
+        self._fixed = dict(fixed)
+        self._folder = folder
+        self._problems = problems
+        self._places = places
+        train, data = recipe.train, recipe.train.data
+        self._setting = Setting(
+            engine=train.engine,
+            processes=recipe.resources.world_size,
+            has_model=train.model is not None,
+            has_tokenizer=data.tokenizer is not None,
+            packing=data.packing,
+        )
+        texts: dict[KeyPath, str] = {
+            ("train", "data", "files", index): text for index, text in enumerate(data.files)
+        }
+        texts |= {("env", name): text for name, text in recipe.env.items()}
+        for path, text in (
+            (("train", "model"), train.model),
+            (("train", "data", "tokenizer"), data.tokenizer),
+        ):
+            if text is not None:
+                texts[path] = text
+        self._templates = {path: compiled(text, path, problems) for path, text in texts.items()}
+        self._constant = all(template.constant for template in self._templates.values())
+        matter = interacting({*names, *fixed}) & set(names)
+        self._alone = [
+            (position, name, f"{json.dumps(name)}:")
+            for position, name in enumerate(names)
+            if name not in matter
+        ]
+        self._resolved = PerValue(
+            self._resolve, [position for position, name in enumerate(names) if name in matter]
+        )
+        self._shared: tuple[dict[str, Any], str] | None = None
+
+    def params(self, row: Row) -> dict[str, Any]:
+        """Return the hyperparameters that the recipe gives, without the defaults."""
+        params = dict(self._fixed)
+        for name, entry in zip(self.names, row, strict=True):
+            if entry is not ABSENT:
+                params[name] = entry.value
+        return params
+
+    def payload(self, row: Row, index: int) -> dict[str, Any]:
+        """Return what the training needs, with the complete parameters."""
+        recipe = self._recipe
+        assert recipe.objective is not None
+        parameters = self._parameters(row)
+        return {
+            **self._common(parameters, index)[0],
+            "parameters": parameters,
+            "checkpoint": {"keep": recipe.checkpoint.keep},
+        }
+
+    def identity(self, row: Row, index: int) -> str:
+        """Return the cell's id: the complete parameters count, so that it doesn't matter whether a
+        default is written. How a batch is spread over devices counts only where it is given, so
+        that a training can continue with more of them.
+        """
+        resolved = self._resolved(row)
+        pieces = resolved.pieces.copy()
+        for position, name, key in self._alone:
+            entry = row[position]
+            if entry is not ABSENT:
+                pieces[resolved.places[name]] = key + entry.text
+        params = ",".join(pieces)
+        payload = self._common(None if self._constant else self._parameters(row), index)[1]
+        return _digest(f'{{"kind":"train","params":{{{params}}},"payload":{payload}}}')
+
+    def _parameters(self, row: Row) -> dict[str, Any]:
+        values = dict(self._resolved(row).values)
+        for position, name, _ in self._alone:
+            if row[position] is not ABSENT:
+                values[name] = row[position].value
+        return values
+
+    def _resolve(self, row: Row) -> _Resolved:
+        given = self.params(row)
+        try:
+            values = resolve(given, self._setting)
+        except Contradiction as error:
+            shown = ", ".join(
+                f"{name}={entry.text}"
+                for name, entry in zip(self.names, row, strict=True)
+                if entry is not ABSENT
+            )
+            suffix = f" (in the cell with {shown})" if shown else ""
+            for name, message in error.mistakes:
+                path = self._places.get(name, ("params", name))
+                self._problems.add(path, message + suffix)
+            self._problems.raise_any()
+            raise
+        unspread = {"data_parallel_size", *BATCH[1:]} - {
+            name for name in BATCH[1:] if given.get(name) is not None
+        }
+        counted = sorted(name for name in values if name not in unspread)
+        pieces = [f"{json.dumps(name)}:{canonical_json(values[name])}" for name in counted]
+        return _Resolved(values, pieces, {name: place for place, name in enumerate(counted)})
+
+    def _common(
+        self, parameters: Mapping[str, Any] | None, index: int
+    ) -> tuple[dict[str, Any], str]:
+        """Return what the payload has besides the parameters, and its JSON for the digest."""
+        if self._shared is not None:
+            return self._shared
+        recipe, data = self._recipe, self._recipe.train.data  # type: ignore[union-attr]
+        assert recipe.train is not None
+        assert recipe.objective is not None
+        texts = self._render(parameters or {}, index)
+        model = texts.get(("train", "model"))
+        tokenizer = texts.get(("train", "data", "tokenizer"))
+        common = {
+            "engine": recipe.train.engine,
+            "model": None if model is None else self._absolute(model),
+            "data": {
+                "source": data.source,
+                "files": [
+                    self._pattern(texts["train", "data", "files", position])
+                    for position in range(len(data.files))
+                ],
+                "tokenizer": None if tokenizer is None else self._absolute(tokenizer),
+                "eval_fraction": data.eval_fraction,
+                "packing": data.packing,
+            },
+            "objective": recipe.objective.model_dump(),
+            "env": {name: texts["env", name] for name in recipe.env},
+        }
+        result = common, canonical_json(common)
+        if self._constant:
+            self._shared = result
+        return result
+
+    def _render(self, parameters: Mapping[str, Any], index: int) -> dict[KeyPath, str]:
+        context = {"params": Parameters(parameters, ALIASES), "cell": {"index": index}}
+        texts: dict[KeyPath, str] = {}
+        for path, template in self._templates.items():
+            try:
+                texts[path] = template.render(context)
+            except ExpressionError as error:
+                self._problems.add(path, str(error))
+                self._problems.raise_any()
+        return texts
+
+    def _absolute(self, path: str) -> str:
+        return os.path.normpath(self._folder / path)
+
+    def _pattern(self, pattern: str) -> str:
+        # The wildcards are in the recipe's text, not in the folder's name.
+        return os.path.normpath(os.path.join(glob.escape(str(self._folder)), pattern))
+
+
+def same(first: Any, second: Any) -> bool:
+    """Return whether two values are equal; 1 and 1.0 are, 1 and true are not."""
+    return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,308 @@
+"""What a recipe may contain. The descriptions here are the reference page of docs/recipe.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from hpcml.recipe.units import Duration, Memory
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_METRIC = re.compile(r"\S{1,128}")
+_OF_WORKER = {
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR",
+    "MASTER_PORT",
+}  # fmt: skip
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # 1e3
+
+
+def _recipe_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a name; use letters, digits and . _ -, beginning with a letter or "
+            "a digit, at most 64 characters"
+        )
+    return value
+
+
+def _metric_name(value: str) -> str:
+    if not _METRIC.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a metric; it has no spaces")
+    return value
+
+
+def _variable_name(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not the name of an environment variable; use letters, digits and _, "
+            "not beginning with a digit"
+        )
+    if value in _OF_WORKER or value.startswith("HPCML_"):
+        raise ValueError(f"{value} is set by hpcml for each process and can't be given")
+    return value
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, Mapping) else value
+
+
+def _exclusion(value: Any) -> Any:
+    if not isinstance(value, (str, dict)) or not value:
+        raise ValueError(
+            "each entry is a mapping (parameter: value) or an expression such as "
+            "params.learning_rate > 0.1"
+        )
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Budget = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+Values = Annotated[list[Any], Field(min_length=1)]
+Group = Annotated[dict[str, Values], Field(min_length=1)]
+Point = Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class Block(BaseModel):
+    """A part of a recipe: no unknown keys, exact types, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RandomSweep(Block):
+    """Parameters that are drawn at random."""
+
+    samples: Count = Field(description="How many samples to draw.")
+    seed: Budget = Field(
+        default=0, description="The same seed always draws the same samples; more begin the same."
+    )
+    params: dict[str, dict[str, Any]] = Field(
+        min_length=1,
+        description="For each parameter one of `{uniform: [a, b]}`, `{loguniform: [a, b]}`, "
+        "`{int: [a, b]}` (both included), `{choice: [x, y, …]}`.",
+    )
+
+
+class Sweep(Block):
+    """The parameters that vary. Every part is an axis, and the sweep is the product of all."""
+
+    grid: dict[str, Values] = Field(
+        default_factory=dict, description="Parameter: list of values. Each one is an axis."
+    )
+    zip: Annotated[list[Group], BeforeValidator(_one_or_more)] = Field(
+        default_factory=list,
+        description="Parameters whose lists belong together, value by value: one axis. A list of "
+        "such mappings makes several axes.",
+    )
+    random: RandomSweep | None = Field(default=None, description="An axis of random samples.")
+    points: list[Point] = Field(
+        default_factory=list, description="An axis of points that are written out, as mappings."
+    )
+    exclude: list[Annotated[Any, BeforeValidator(_exclusion)]] = Field(
+        default_factory=list,
+        description="Cells to leave out: those where all parameters of a mapping are equal, or "
+        "where an expression such as `params.optim == 'sgd' and params.learning_rate > 0.1` is "
+        "true.",
+    )
+    when: dict[str, Text] = Field(
+        default_factory=dict,
+        description="Swept parameter: condition. Where it is false, the parameter isn't swept, "
+        "and the cells that are the same then become one.",
+    )
+
+
+class Objective(Block):
+    """The metric by which cells and checkpoints are compared."""
+
+    metric: Annotated[str, AfterValidator(_metric_name)] = Field(
+        description="Name of a reported metric."
+    )
+    mode: Literal["min", "max"] = Field(default="min", description="Which is better, less or more.")
+
+
+class Resources(Block):
+    """What one cell needs."""
+
+    nodes: Count = Field(default=1, description="Nodes.")
+    gpus: Budget = Field(default=0, description="GPUs of each node.")
+    processes: Count | None = Field(
+        default=None, description="Processes on each node; by default one for each GPU, or one."
+    )
+    cpus: Count = Field(default=1, description="CPU cores of each process.")
+    memory: Annotated[Memory, Field(gt=0)] | None = Field(
+        default=None, description="Memory of each node, such as `16G`; by default the site's."
+    )
+    time: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None,
+        description="How long one job may run, in any form of Slurm (`30` and `30:00` are 30 "
+        "minutes, `04:00:00` 4 hours) or as `1h30m`; by default the site's. Longer work continues "
+        "in the next job from its checkpoint.",
+    )
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes on each node."""
+        return self.processes or max(1, self.gpus)
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes together."""
+        return self.nodes * self.processes_per_node
+
+
+class Array(Block):
+    """How cells are put into jobs."""
+
+    pack: Count = Field(default=1, description="Cells that share one job.")
+    max_running: Count | None = Field(
+        default=None, description="Jobs that may run at the same time; by default no limit."
+    )
+
+
+class Checkpoint(Block):
+    """Which checkpoints stay."""
+
+    keep: Count = Field(default=2, description="How many of the last ones stay, besides the best.")
+
+
+class Retry(Block):
+    """How often a cell is started again after it failed, by cause. Stops are always free."""
+
+    application: Budget = Field(default=0, description="It failed by itself.")
+    oom: Budget = Field(default=0, description="It had too little memory.")
+    killed: Budget = Field(default=0, description="A signal of somebody else ended it.")
+
+
+class Command(Block):
+    """A program that is run for each cell, without a shell."""
+
+    run: list[str] = Field(
+        min_length=1,
+        description="The program and its arguments, each taken as written. `{{ params.x }}` is "
+        "the value of a parameter.",
+    )
+    directory: Text | None = Field(
+        default=None,
+        description="Where it runs; by default in the snapshot of the recipe's folder. A "
+        "relative path is below that.",
+    )
+
+
+class Data(Block):
+    """What to train on: exactly one of `source` and `files`."""
+
+    source: Literal["python-stdlib"] | None = Field(
+        default=None,
+        description="A corpus that is always there: `python-stdlib`, the source text of Python's "
+        "standard library.",
+    )
+    files: list[Text] = Field(
+        default_factory=list,
+        description="Text files, with wildcards; a relative path is relative to the recipe.",
+    )
+    tokenizer: Text | None = Field(
+        default=None,
+        description="A folder with a Hugging Face tokenizer; by default the model's, or one is "
+        "trained on the data.",
+    )
+    eval_fraction: float = Field(
+        default=0.05, gt=0, lt=1, description="The part of the documents kept for evaluation."
+    )
+    packing: bool = Field(
+        default=True,
+        description="Fill each sequence with documents, so that none is short.",
+    )
+
+
+class Train(Block):
+    """A training of a language model."""
+
+    engine: Literal["torch"] = Field(default="torch", description="What trains.")
+    model: Text | None = Field(
+        default=None,
+        description="A folder with a Hugging Face model to fine-tune, relative to the recipe; by "
+        "default a new model is made from the hyperparameters.",
+    )
+    data: Data = Field(description="What to train on.")
+
+
+class Code(Block):
+    """The snapshot of the recipe's folder that the jobs run from."""
+
+    limit: Annotated[Memory, Field(gt=0)] = Field(
+        default=100 * 1024**2, description="How large it may be; more is an error."
+    )
+
+
+class Recipe(Block):
+    """What to run, over which parameters, with which resources."""
+
+    name: Annotated[str, AfterValidator(_recipe_name)] = Field(
+        description="The name of the run's folder and of its jobs: letters, digits, `.`, `_`, `-`."
+    )
+    kind: Literal["command", "train"] = Field(
+        description="`command`: a program of yours; `train`: hpcml trains a language model."
+    )
+    description: str | None = Field(default=None, description="A note for people.")
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Parameters that are the same in all cells. For `train`, hyperparameters; for "
+        "`command` whatever the program takes, also nested.",
+    )
+    sweep: Sweep = Field(default_factory=Sweep, description="Parameters that vary.")
+    objective: Objective | None = Field(
+        default=None,
+        description="The metric to compare by; for `train` by default the least `eval_loss`.",
+    )
+    resources: Resources = Field(default_factory=Resources, description="What one cell needs.")
+    array: Array = Field(default_factory=Array, description="How cells are put into jobs.")
+    checkpoint: Checkpoint = Field(
+        default_factory=Checkpoint, description="Which checkpoints stay."
+    )
+    retry: Retry = Field(default_factory=Retry, description="Attempts after failures.")
+    env: dict[VariableName, str] = Field(
+        default_factory=dict,
+        description="Environment variables, each taken as written; `{{ params.x }}` is the value "
+        "of a parameter.",
+    )
+    env_from: list[VariableName] = Field(
+        default_factory=list,
+        description="Environment variables, such as passwords, whose values are taken from the "
+        "environment where the run is started and are never written down.",
+    )
+    command: Command | None = Field(
+        default=None, description="The program; exactly with kind `command`."
+    )
+    train: Train | None = Field(
+        default=None, description="The training; exactly with kind `train`."
+    )
+    code: Code = Field(default_factory=Code, description="The snapshot of the recipe's folder.")
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe, with a description of each key."""
+    return Recipe.model_json_schema()
+
+
+def model_in(annotation: Any) -> type[Block] | None:
+    """Return the block that a field's type holds, if it holds one."""
+    if isinstance(annotation, type) and issubclass(annotation, Block):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
+
+
+def blocks(model: type[Block] = Recipe, prefix: str = "") -> Iterator[tuple[str, type[Block]]]:
+    """Yield each block with its dotted key, the recipe itself first."""
+    yield prefix, model
+    for name, info in model.model_fields.items():
+        inner = model_in(info.annotation)
+        if inner is not None:
+            yield from blocks(inner, f"{prefix}.{name}" if prefix else name)

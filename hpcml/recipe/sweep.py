@@ -1,0 +1,275 @@
+"""Expanding a sweep into its cells."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hpcml.recipe.axes import MAX_CELLS, Axis, Names, axes
+from hpcml.recipe.cell import ABSENT, Cell, Row
+from hpcml.recipe.expression import Condition, ExpressionError, Parameters
+from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS
+from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.payload import (
+    CommandCells,
+    PerValue,
+    TrainCells,
+    positions_of,
+    same,
+)
+from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
+from hpcml.recipe.vocabulary import BATCH
+
+Values = dict[str, Any]
+
+
+def expand(loaded: LoadedRecipe) -> list[Cell]:
+    """Return the cells of a recipe, in the order of the file, the last axis fastest.
+
+    The same recipe gives the same cells, everywhere and always.
+
+    Raises:
+        UserError: a parameter or the sweep is wrong, nothing is left of the sweep, or it has more
+            than 1,000,000 cells.
+    """
+    recipe = loaded.recipe
+    problems = Problems(loaded.document)
+    names = Names(recipe, problems)
+    written = loaded.document.data.get("sweep") or {}
+    parts = axes(recipe, written, names, problems)
+    fixed = _fixed(loaded, names, problems)
+    swept = tuple(itertools.chain.from_iterable(axis.names for axis in parts))
+    _check_nesting({**fixed, **dict.fromkeys(swept)}, names, problems)
+    _check_used(loaded, swept, problems)
+    problems.raise_any()
+    _check_size(parts, problems)
+
+    known = {**_defaults(loaded), **fixed}
+    drop = _droppers(loaded, swept, known, problems)
+    excluded = _exclusions(loaded, names, swept, known, problems)
+    source: CommandCells | TrainCells
+    if recipe.kind == "command":
+        source = CommandCells(recipe, swept, fixed, problems)
+    else:
+        source = TrainCells(recipe, swept, fixed, loaded.folder, problems, names.places)
+    problems.raise_any()
+
+    cells: list[Cell] = []
+    seen: dict[str, tuple[Row, bool]] = {}
+    for combination in itertools.product(*(axis.choices for axis in parts)):
+        row: Row = tuple(itertools.chain.from_iterable(combination))
+        dropped = False
+        for position, condition in drop:
+            if row[position] is not ABSENT and not condition(row):
+                row = (*row[:position], ABSENT, *row[position + 1 :])
+                dropped = True
+        if any(exclude(row) for exclude in excluded):
+            continue
+        identity = source.identity(row, len(cells))
+        if identity in seen:
+            first, also_dropped = seen[identity]
+            if dropped or also_dropped:
+                continue
+            problems.add(
+                ("sweep",),
+                f"two cells are the same: {_shown(swept, first)} and {_shown(swept, row)}",
+            )
+            problems.raise_any()
+        seen[identity] = (row, dropped)
+        cells.append(Cell(len(cells), identity, row, source))
+    if not cells:
+        problems.add(("sweep", "exclude"), "all cells are excluded, so there is nothing to run")
+        problems.raise_any()
+    return cells
+
+
+def _fixed(loaded: LoadedRecipe, names: Names, problems: Problems) -> Values:
+    """Return the fixed parameters under canonical names with dots, their values checked."""
+    fixed: Values = {}
+    first: dict[str, KeyPath] = {}
+    nested = loaded.recipe.kind == "command"
+    for written, path, value in _leaves(loaded.recipe.params, ("params",), nested):
+        name = names.canonical(written, path)
+        if name is None:
+            continue
+        if name in first:
+            problems.add(
+                path,
+                f"it is the same parameter as {loaded.document.key_of(first[name])} "
+                f"({loaded.document.where(first[name])}); give one of them",
+            )
+            continue
+        first[name] = path
+        names.places.setdefault(name, tuple(path))
+        fixed[name] = names.value(name, value, path)
+    return fixed
+
+
+def _leaves(
+    tree: Mapping[str, Any], path: tuple[str | int, ...], nested: bool, prefix: str = ""
+) -> Iterator[tuple[str, tuple[str | int, ...], Any]]:
+    for key, value in tree.items():
+        if nested and isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, key), nested, f"{prefix}{key}.")
+        else:
+            yield prefix + key, (*path, key), value
+
+
+def _check_nesting(params: Values, names: Names, problems: Problems) -> None:
+    for name in params:
+        parts = name.split(".")
+        for count in range(1, len(parts)):
+            parent = ".".join(parts[:count])
+            if parent in params:
+                problems.add(
+                    names.places[name],
+                    f"{parent} is a parameter with a value of its own, so it can't have parts",
+                )
+
+
+def _check_used(loaded: LoadedRecipe, swept: tuple[str, ...], problems: Problems) -> None:
+    """A setting on the command line that the sweep would overrule is a misunderstanding."""
+    for name in loaded.recipe.params:
+        place = loaded.document.where(("params", name))
+        canonical = ALIASES.get(name, name) if loaded.recipe.kind == "train" else name
+        if place.startswith("--set") and canonical in swept and not loaded.recipe.sweep.when:
+            problems.add(
+                ("params", name),
+                f"it would not be used, because {canonical} is swept; set the sweep instead",
+            )
+
+
+def _check_size(parts: list[Axis], problems: Problems) -> None:
+    count = math.prod(len(axis.choices) for axis in parts)
+    if count > MAX_CELLS:
+        shown = " * ".join(f"{len(axis.choices):,} ({', '.join(axis.names)})" for axis in parts)
+        problems.add(("sweep",), f"it has {count:,} cells, more than {MAX_CELLS:,}: {shown}")
+        problems.raise_any()
+
+
+def _defaults(loaded: LoadedRecipe) -> Values:
+    """Return what conditions may ask for besides the parameters that are given."""
+    train = loaded.recipe.train
+    if train is None:
+        return {}
+    return {
+        row.name: row.default
+        for row in HYPERPARAMETERS
+        # These follow from other parameters, which would not be known yet.
+        if train.engine in row.engines
+        and not row.default_by
+        and row.name not in (*BATCH, "num_train_epochs")
+    }
+
+
+Test = Callable[[Row], bool]
+
+
+def _test(
+    text: str, path: KeyPath, swept: tuple[str, ...], known: Values, problems: Problems
+) -> Test | None:
+    """Return a condition as a function of a row, or record that it isn't one."""
+    try:
+        condition = Condition(text)
+    except ExpressionError as error:
+        problems.add(path, str(error))
+        return None
+
+    def holds(row: Row) -> bool:
+        values = dict(known)
+        for name, entry in zip(swept, row, strict=True):
+            if entry is not ABSENT:
+                values[name] = entry.value
+        try:
+            return condition.holds({"params": Parameters(values, ALIASES)})
+        except ExpressionError as error:
+            problems.add(path, str(error))
+            problems.raise_any()
+            raise
+
+    used = condition.names
+    if used is not None:
+        used |= {ALIASES[name] for name in used if name in ALIASES}
+    return PerValue(holds, positions_of(swept, used))
+
+
+def _droppers(
+    loaded: LoadedRecipe, swept: tuple[str, ...], known: Values, problems: Problems
+) -> list[tuple[int, Test]]:
+    tests = []
+    for written, text in loaded.recipe.sweep.when.items():
+        path = ("sweep", "when", written)
+        name = ALIASES.get(written, written) if loaded.recipe.kind == "train" else written
+        if name not in swept:
+            problems.add(path, f"{written} is not swept{did_you_mean(written, swept)}")
+            continue
+        test = _test(text, path, swept, known, problems)
+        if test is not None:
+            tests.append((swept.index(name), test))
+    return tests
+
+
+def _exclusions(
+    loaded: LoadedRecipe,
+    names: Names,
+    swept: tuple[str, ...],
+    known: Values,
+    problems: Problems,
+) -> list[Test]:
+    tests: list[Test] = []
+    for index, exclusion in enumerate(loaded.recipe.sweep.exclude):
+        path = ("sweep", "exclude", index)
+        if isinstance(exclusion, str):
+            test = _test(exclusion, path, swept, known, problems)
+        else:
+            test = _all_equal(exclusion, path, names, swept, known, problems)
+        if test is not None:
+            tests.append(test)
+    return tests
+
+
+def _all_equal(
+    exclusion: Mapping[str, Any],
+    path: tuple[str | int, ...],
+    names: Names,
+    swept: tuple[str, ...],
+    known: Values,
+    problems: Problems,
+) -> Test | None:
+    wanted = []
+    possible = True
+    for written, value in exclusion.items():
+        place = (*path, written)
+        name = names.canonical(written, place)
+        if name is None:
+            continue
+        value = names.value(name, value, place)
+        if name not in swept and name not in known:
+            problems.add(
+                place, f"there is no parameter {written!r}{did_you_mean(written, [*swept, *known])}"
+            )
+            continue
+        fallback = name in known and same(known[name], value)
+        if name not in swept:
+            possible = possible and fallback
+            continue
+        matching = {entry for entry in names.entries(name) if same(entry.value, value)}
+        if fallback:
+            matching.add(ABSENT)
+        wanted.append((swept.index(name), matching))
+    if not possible:
+        return None
+    return lambda row: all(row[position] in matching for position, matching in wanted)
+
+
+def _shown(names: tuple[str, ...], row: Row) -> str:
+    return (
+        ", ".join(
+            f"{name}={entry.text}"
+            for name, entry in zip(names, row, strict=True)
+            if entry is not ABSENT
+        )
+        or "the one without swept parameters"
+    )
