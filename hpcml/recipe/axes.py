@@ -76,12 +76,16 @@ class Axis:
     choices: list[tuple[Entry, ...]]
 
 
+_Column = tuple[str, Path, list[tuple[Any, Path]]]
+"""A parameter, where it is given, and its values with where each one is given."""
+
+
 @dataclass
 class _Draft:
-    """An axis before its values are looked at: names with their places, and columns of values."""
+    """An axis before its names and values are looked at."""
 
     path: Path
-    columns: list[tuple[str, Path, list[tuple[Any, Path]]]]
+    columns: list[_Column]
     collapse: bool = False
 
 
@@ -99,24 +103,23 @@ def axes(
     drafts: list[_Draft] = []
     for part in written:
         if part == "grid":
+            path: Path = ("sweep", "grid")
             drafts += [
-                _Draft(
-                    ("sweep", "grid", name),
-                    [(name, ("sweep", "grid", name), _listed(values, ("sweep", "grid", name)))],
-                )
+                _Draft((*path, name), [_column(name, values, path)])
                 for name, values in recipe.sweep.grid.items()
             ]
         elif part == "zip":
             drafts += _linked(recipe, problems)
         elif part == "random" and recipe.sweep.random:
-            drafts.append(_drawn(recipe.sweep.random, problems))
+            drafts.append(_drawn(recipe.sweep.random, names, problems))
         elif part == "points" and recipe.sweep.points:
             drafts.append(_written_out(recipe.sweep.points, names, problems))
     return [axis for draft in drafts if (axis := _axis(draft, names, problems)) is not None]
 
 
-def _listed(values: list[Any], path: Path) -> list[tuple[Any, Path]]:
-    return [(value, (*path, index)) for index, value in enumerate(values)]
+def _column(name: str, values: list[Any], parent: Path) -> _Column:
+    path = (*parent, name)
+    return name, path, [(value, (*path, index)) for index, value in enumerate(values)]
 
 
 def _linked(recipe: Recipe, problems: Problems) -> Iterator[_Draft]:
@@ -127,18 +130,12 @@ def _linked(recipe: Recipe, problems: Problems) -> Iterator[_Draft]:
             shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             problems.add(path, f"linked lists must have the same length: {shown}")
             continue
-        yield _Draft(
-            path,
-            [
-                (name, (*path, name), _listed(values, (*path, name)))
-                for name, values in group.items()
-            ],
-        )
+        yield _Draft(path, [_column(name, values, path) for name, values in group.items()])
 
 
 def _written_out(points: list[dict[str, Any]], names: Names, problems: Problems) -> _Draft:
     path: Path = ("sweep", "points")
-    columns: dict[str, tuple[str, Path, list[tuple[Any, Path]]]] = {}
+    columns: dict[str, _Column] = {}
     for index, point in enumerate(points):
         seen: dict[str, str] = {}
         for written, value in point.items():
@@ -157,14 +154,15 @@ def _written_out(points: list[dict[str, Any]], names: Names, problems: Problems)
     return _Draft(path, list(columns.values()))
 
 
-def _drawn(random: RandomSweep, problems: Problems) -> _Draft:
+def _drawn(random: RandomSweep, names: Names, problems: Problems) -> _Draft:
     columns = []
     for name, distribution in random.params.items():
         path: Path = ("sweep", "random", "params", name)
+        canonical = names.canonical(name, path)
         draw = _distribution(distribution, path, problems)
-        if draw is None or random.samples > MAX_CELLS:
+        if canonical is None or draw is None or random.samples > MAX_CELLS:
             continue
-        values = [draw(_uniform(random.seed, name, index)) for index in range(random.samples)]
+        values = [draw(_uniform(random.seed, canonical, index)) for index in range(random.samples)]
         columns.append((name, path, [(value, path) for value in values]))
     if random.samples > MAX_CELLS:
         problems.add(

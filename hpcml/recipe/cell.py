@@ -61,6 +61,11 @@ class Cell:
         }
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all parameters that the sweep varies, used in this cell or not."""
+        return self._source.names
+
+    @property
     def payload(self) -> dict[str, Any]:
         """What the worker starts: see docs/design.md."""
         return self._source.payload(self._row, self.index)

@@ -20,6 +20,8 @@ from hpcml.recipe.vocabulary import BATCH, Contradiction, Setting, interacting, 
 
 T = TypeVar("T")
 
+_MAX_KNOWN = 10_000  # results kept, for the sake of memory
+
 
 class PerValue(Generic[T]):
     """A function of a row, computed once for each combination of the entries it depends on."""
@@ -34,7 +36,9 @@ class PerValue(Generic[T]):
         try:
             return self._known[key]
         except KeyError:
-            result = self._known[key] = self._compute(row)
+            result = self._compute(row)
+            if len(self._known) < _MAX_KNOWN:
+                self._known[key] = result
             return result
 
 
@@ -187,6 +191,7 @@ class TrainCells:
         self._resolved = PerValue(
             self._resolve, [position for position, name in enumerate(names) if name in matter]
         )
+        self._pieces: dict[tuple[str, type, Any], str] = {}
         self._shared: tuple[dict[str, Any], str] | None = None
 
     def params(self, row: Row) -> dict[str, Any]:
@@ -250,8 +255,18 @@ class TrainCells:
             name for name in BATCH[1:] if given.get(name) is not None
         }
         counted = sorted(name for name in values if name not in unspread)
-        pieces = [f"{json.dumps(name)}:{canonical_json(values[name])}" for name in counted]
+        pieces = [self._piece(name, values[name]) for name in counted]
         return _Resolved(values, pieces, {name: place for place, name in enumerate(counted)})
+
+    def _piece(self, name: str, value: Any) -> str:
+        # Most values are defaults, the same in every combination.
+        key = (name, value.__class__, None if isinstance(value, (list, dict)) else value)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = f"{json.dumps(name)}:{canonical_json(value)}"
+            if not isinstance(value, (list, dict)):
+                self._pieces[key] = piece
+        return piece
 
     def _common(
         self, parameters: Mapping[str, Any] | None, index: int
