@@ -1,0 +1,1 @@
+"""The training payload: what ``python -m hpcml.train`` does with the cell that it finds."""

@@ -1,0 +1,300 @@
+"""Checkpoints on disk: complete or absent, verified before use, whatever is in them.
+
+``step-<n>/`` appears by a rename, after all its files and ``manifest.json`` were flushed; then the
+pointers ``best`` and ``latest``, text files with a folder's name, are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hpcml.worker.metrics import append_line
+
+MANIFEST = "manifest.json"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_STEP = re.compile(r"step-(\d+)")
+
+
+class CheckpointError(Exception):
+    """A checkpoint can't be written, or none can be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        step: the number of finished steps that it holds.
+        path: its folder.
+    """
+
+    step: int
+    path: Path
+
+
+class CheckpointStore:
+    """The checkpoints of one cell. One process at a time writes to it.
+
+    Args:
+        folder: ``checkpoints/`` of the cell; made if it is not there.
+        belongs_to: what the checkpoints are of, such as the cell's id and the engine. One of
+            something else is never loaded.
+        events: the cell's ``events.jsonl``, or None.
+        keep: how many of the newest remain; the best one always does.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        belongs_to: Mapping[str, str],
+        events: Path | None = None,
+        keep: int = 2,
+    ) -> None:
+        self.folder = folder
+        self._belongs_to = dict(belongs_to)
+        self._events = events
+        self._keep = max(keep, 1)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def saving(self, step: int, best: bool = False) -> Iterator[Path]:
+        """Write a checkpoint: the body fills the folder, leaving the block publishes it.
+
+        Args:
+            step: finished steps.
+            best: whether it is the best one so far.
+
+        Raises:
+            CheckpointError: the disk is full. What was there before is untouched.
+        """
+        started = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        writing = self.folder / f".writing-{step}-{os.getpid()}"
+        shutil.rmtree(writing, ignore_errors=True)
+        try:
+            writing.mkdir()
+            yield writing
+            self._publish(writing, step, best, started)
+        except Exception as error:
+            if _is_full(error):
+                raise CheckpointError(
+                    f"no space left for the checkpoint of step {step} in {self.folder}; the "
+                    "checkpoints before it are untouched: free some space and run again"
+                ) from error
+            raise
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+
+    def mark_best(self, step: int) -> None:
+        """Name an existing checkpoint the best one."""
+        if (self.folder / f"step-{step}").is_dir():
+            self._point("best", step)
+
+    def _publish(self, writing: Path, step: int, best: bool, started: float) -> None:
+        files = [path for path in sorted(writing.rglob("*")) if path.is_file()]
+        manifest = {
+            "step": step,
+            "belongs_to": self._belongs_to,
+            "files": {
+                str(path.relative_to(writing)): {
+                    "size": path.stat().st_size,
+                    "sha256": _sha256(path),
+                }
+                for path in files
+            },
+        }
+        (writing / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for path in (*writing.rglob("*"), writing):
+            _flush(path)
+        final = self.folder / f"step-{step}"
+        if final.exists():
+            # The same step again has the same content; the old one was flushed long ago.
+            self._remove(final)
+        writing.rename(final)
+        _flush(self.folder)
+        if best:
+            self._point("best", step)
+        self._point("latest", step)
+        self._event("checkpoint", step=step, path=str(final), seconds=time.monotonic() - started)
+        self._prune()
+
+    def _prune(self) -> None:
+        best = self._pointed("best")
+        for checkpoint in self._complete()[self._keep :]:
+            if checkpoint.path.name != best:
+                self._remove(checkpoint.path)
+
+    def _remove(self, path: Path) -> None:
+        # A removal that is cut off must not leave half a checkpoint under its name.
+        removing = path.with_name(f".removing-{path.name}")
+        shutil.rmtree(removing, ignore_errors=True)
+        path.rename(removing)
+        shutil.rmtree(removing, ignore_errors=True)
+
+    def _point(self, pointer: str, step: int) -> None:
+        temporary = self.folder / f".{pointer}-{os.getpid()}"
+        with open(temporary, "w") as file:
+            file.write(f"step-{step}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / pointer)
+        _flush(self.folder)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that passes its verification, or None.
+
+        Damaged ones are set aside as ``damaged-step-<n>-<k>``, which an event says; what a killed
+        process left half-written is removed, and the pointers are put right.
+
+        Raises:
+            CheckpointError: the newest checkpoint belongs to something else.
+        """
+        for left in (*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")):
+            shutil.rmtree(left, ignore_errors=True)
+        for checkpoint in self._complete():
+            reason = self._damage(checkpoint)
+            if reason is not None:
+                self._set_aside(checkpoint, reason)
+                continue
+            if self._pointed("latest") != checkpoint.path.name:
+                self._point("latest", checkpoint.step)
+            self._drop_dangling("best")
+            return checkpoint
+        for pointer in ("latest", "best"):
+            self._drop_dangling(pointer)
+        return None
+
+    def find(self, which: str | int) -> Checkpoint:
+        """A checkpoint to use, verified but otherwise left as it is.
+
+        Args:
+            which: ``best`` (the latest, if none was named the best), ``latest``, or a step.
+
+        Raises:
+            CheckpointError: it is not there, or it is damaged.
+        """
+        complete = self._complete()
+        if isinstance(which, int):
+            found = [checkpoint for checkpoint in complete if checkpoint.step == which]
+        else:
+            best = self._pointed("best") if which == "best" else None
+            found = [checkpoint for checkpoint in complete if checkpoint.path.name == best]
+            found = found or complete[:1]
+        if not found:
+            there = ", ".join(str(checkpoint.step) for checkpoint in complete) or "none"
+            raise CheckpointError(f"no checkpoint {which} in {self.folder}; steps there: {there}")
+        reason = self._damage(found[0])
+        if reason is not None:
+            raise CheckpointError(f"{found[0].path} is damaged: {reason}")
+        return found[0]
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint that was named the best one, unverified, or None."""
+        name = self._pointed("best")
+        for checkpoint in self._complete():
+            if checkpoint.path.name == name:
+                return checkpoint
+        return None
+
+    def _complete(self) -> list[Checkpoint]:
+        """All checkpoints, the newest first."""
+        if not self.folder.is_dir():
+            return []
+        found = []
+        for path in self.folder.iterdir():
+            match = _STEP.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append(Checkpoint(int(match[1]), path))
+        return sorted(found, key=lambda checkpoint: -checkpoint.step)
+
+    def _damage(self, checkpoint: Checkpoint) -> str | None:
+        """What is wrong with the files, or None."""
+        try:
+            manifest = json.loads((checkpoint.path / MANIFEST).read_text())
+            if manifest["step"] != checkpoint.step:
+                return f"its manifest is of step {manifest['step']}"
+            files = manifest["files"].items()
+            for name, expected in files:
+                path = checkpoint.path / name
+                if path.stat().st_size != expected["size"]:
+                    return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
+            for name, expected in files:
+                if _sha256(checkpoint.path / name) != expected["sha256"]:
+                    return f"{name} has another content than was written"
+            owner = manifest["belongs_to"]
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{MANIFEST} is unreadable"
+        if owner != self._belongs_to:
+            raise CheckpointError(
+                f"{checkpoint.path} belongs to {owner}, not to {self._belongs_to}"
+            )
+        return None
+
+    def _set_aside(self, checkpoint: Checkpoint, reason: str) -> None:
+        number = 1
+        while (aside := self.folder / f"damaged-step-{checkpoint.step}-{number}").exists():
+            number += 1
+        checkpoint.path.rename(aside)
+        self._event("damaged", path=str(aside), reason=reason)
+
+    def _pointed(self, pointer: str) -> str | None:
+        try:
+            return (self.folder / pointer).read_text().strip()
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+
+    def _drop_dangling(self, pointer: str) -> None:
+        name = self._pointed(pointer)
+        if name is not None and not (_STEP.fullmatch(name) and (self.folder / name).is_dir()):
+            (self.folder / pointer).unlink()
+
+    def _event(self, event: str, **fields: object) -> None:
+        if self._events is not None:
+            time_ = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            append_line(self._events, {"time": time_, "event": event, **fields})
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk is full; torch and safetensors say so in errors of their own."""
+    while True:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        text = str(error)
+        if any(mark in text for mark in ("No space left", "os error 28", "unexpected pos")):
+            return True
+        following = error.__cause__ or error.__context__
+        if following is None:
+            return False
+        error = following
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
