@@ -223,7 +223,7 @@ def _distribution(
 
 def _rounded(value: float, low: float, high: float) -> float:
     # Readable, and the same on every machine: the last digits of exp and log are not.
-    return min(max(float(f"{value:.6g}"), float(low)), float(high))
+    return min(max(float(f"{value:.9g}"), float(low)), float(high))
 
 
 def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
 from hpcml.recipe.hyperparameters import ALIASES
-from hpcml.recipe.problems import Problems, did_you_mean
-from hpcml.recipe.schema import Block, Objective, Recipe, blocks, model_in
+from hpcml.recipe.problems import Problems
+from hpcml.recipe.schema import Objective, Recipe
+from hpcml.recipe.validation import checked
 from hpcml.recipe.yaml import Document, load_yaml
 
 
@@ -60,15 +58,11 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """
     document = load_yaml(path).override(overrides)
     problems = Problems(document)
-    try:
-        recipe = Recipe.model_validate(_literal(document))
-    except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            _translate(problems, detail)
-        _check_kind(problems, document.data)
-        problems.raise_any()
-        raise
+    recipe = checked(Recipe, _literal(document), problems)
     _check_kind(problems, document.data)
+    if recipe is None:
+        problems.raise_any()
+        raise AssertionError("unreachable")
     _check_environment(problems, recipe)
     _check_train(problems, recipe)
     _check_values(problems, document.data)
@@ -100,68 +94,6 @@ def _literal(document: Document) -> dict[str, Any]:
 
 def _or(text: str | None, value: Any) -> Any:
     return value if text is None else text
-
-
-_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "greater_than_equal": lambda context: f"at least {context['ge']}",
-    "greater_than": lambda context: f"more than {context['gt']}",
-    "less_than": lambda context: f"less than {context['lt']}",
-    "too_short": lambda context: "at least one entry",
-    "string_too_short": lambda context: "a text that is not empty",
-    "int_type": lambda context: "a whole number",
-    "int_from_float": lambda context: "a whole number",
-    "float_type": lambda context: "a number",
-    "finite_number": lambda context: "a finite number",
-    "bool_type": lambda context: "true or false",
-    "string_type": lambda context: "text",
-    "list_type": lambda context: "a list",
-    "dict_type": lambda context: "a mapping",
-    "model_type": lambda context: "a mapping",
-    "model_attributes_type": lambda context: "a mapping",
-}
-
-
-def _translate(problems: Problems, detail: ErrorDetails) -> None:
-    """Record an error of pydantic in our words."""
-    location = [part for part in detail["loc"] if part != "[key]"]
-    kind, context = detail["type"], detail.get("ctx", {})
-    key = str(location[-1]) if location else ""
-    if kind == "extra_forbidden":
-        problems.add(location, f"there is no key {key!r}{_suggestion(location[:-1], key)}")
-    elif kind == "missing":
-        problems.add(location, "this key is missing")
-    elif kind == "value_error":
-        problems.add(location, str(context.get("error", detail["msg"])))
-    elif kind == "literal_error":
-        allowed = [word.strip("'") for word in str(context["expected"]).split(" or ")]
-        allowed = [word.strip("' ") for part in allowed for word in part.split(",")]
-        value = detail["input"]
-        close = did_you_mean(value, allowed) if isinstance(value, str) else ""
-        close = close if close.startswith("; did") else ""
-        problems.add(
-            location, f"must be {' or '.join(allowed)}, not {_shown(detail['input'])}{close}"
-        )
-    elif kind in _ALLOWED:
-        problems.add(location, f"must be {_ALLOWED[kind](context)}, not {_shown(detail['input'])}")
-    else:
-        problems.add(location, f"{detail['msg']} (it is {_shown(detail['input'])})")
-
-
-def _suggestion(parents: list[str | int], key: str) -> str:
-    model: type[Block] | None = Recipe
-    for part in parents:
-        info = model.model_fields.get(str(part)) if model else None
-        model = model_in(info.annotation) if info else None
-    here = list(model.model_fields) if model else []
-    close = did_you_mean(key, here)
-    if close.startswith("; did"):
-        return close
-    places = [
-        f"{prefix}.{key}" for prefix, block in blocks() if prefix and key in block.model_fields
-    ]
-    if places:
-        return f"; a recipe has it as {' or '.join(places)}"
-    return close
 
 
 def _check_kind(problems: Problems, data: Mapping[str, Any]) -> None:
@@ -234,16 +166,3 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
     return tuple(
         f"{name} is stored as {ALIASES[name]}" for name in dict.fromkeys(names) if name in ALIASES
     )
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

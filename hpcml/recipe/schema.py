@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcml.recipe.units import Duration, Memory
+from hpcml.recipe.validation import Block
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -69,12 +70,6 @@ VariableName = Annotated[str, AfterValidator(_variable_name)]
 Values = Annotated[list[Any], Field(min_length=1)]
 Group = Annotated[dict[str, Values], Field(min_length=1)]
 Point = Annotated[dict[str, Any], Field(min_length=1)]
-
-
-class Block(BaseModel):
-    """A part of a recipe: no unknown keys, exact types, never changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RandomSweep(Block):
@@ -290,19 +285,3 @@ class Recipe(Block):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe, with a description of each key."""
     return Recipe.model_json_schema()
-
-
-def model_in(annotation: Any) -> type[Block] | None:
-    """Return the block that a field's type holds, if it holds one."""
-    if isinstance(annotation, type) and issubclass(annotation, Block):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
-
-
-def blocks(model: type[Block] = Recipe, prefix: str = "") -> Iterator[tuple[str, type[Block]]]:
-    """Yield each block with its dotted key, the recipe itself first."""
-    yield prefix, model
-    for name, info in model.model_fields.items():
-        inner = model_in(info.annotation)
-        if inner is not None:
-            yield from blocks(inner, f"{prefix}.{name}" if prefix else name)

@@ -15,7 +15,7 @@ from hpcml.recipe.hyperparameters import (
     HYPERPARAMETERS,
     Hyperparameter,
 )
-from hpcml.recipe.problems import did_you_mean
+from hpcml.recipe.problems import did_you_mean, nearest
 
 Values = Mapping[str, Any]
 
@@ -105,6 +105,8 @@ def checked_value(row: Hyperparameter, value: Any) -> Any:
         hint = ""
         if isinstance(value, str) and row.kind in ("whole number", "number"):
             hint = " (it is text)"
+        elif isinstance(value, str) and (close := nearest(value, row.choices)):
+            hint = f"; did you mean {close!r}?"
         raise ValueError(f"must be {allowed_values(row)}, not {_shown(value)}{hint}")
     return checked
 
