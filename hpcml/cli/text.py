@@ -19,7 +19,8 @@ def value(item: Any) -> str:
         return item
     if isinstance(item, float):
         return f"{item:.6g}"
-    return json.dumps(item, ensure_ascii=False, default=str)
+    readable = json.dumps(item, ensure_ascii=False, default=str)
+    return readable if readable.isprintable() else json.dumps(item, default=str)
 
 
 def number(item: float | None) -> str:

@@ -110,7 +110,7 @@ def follow(
         first = min((log.attempt for log in logs if log.path in positions), default=0)
         for log in logs:
             if log.rank == 0 and log.stream in streams and log.attempt >= first:
-                whole = ended or log.attempt < cell.attempts
+                whole = cell.state != "running" or log.attempt < cell.attempts
                 while text := _read_new(log.path, positions, whole=whole):
                     yield log, text
         if (cell.state, cell.attempts) != shown:

@@ -1,0 +1,253 @@
+"""What a run looks like in the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from runs.fakes import FakeRun, make_cells
+
+from hpcml.cli import text, view
+from hpcml.cli.tables import cells_table, reasons_of, results_table
+from hpcml.cli.view import LineView, LiveTable, progress
+from hpcml.runs.folder import RunFolder
+from hpcml.runs.results import Result, Results
+from hpcml.runs.status import STATES, CellState, Status, Watcher
+
+
+def screen(width: int = 80, height: int = 24) -> Console:
+    return Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None
+    )
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def lines(root: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
+    monkeypatch.setattr(time, "strftime", lambda _: "12:03:04")
+    return Console(file=io.StringIO(), width=40, highlight=False, markup=False)
+
+
+class TestLines:
+    def test_a_line_for_each_change(self, root: Path, lines: Console) -> None:
+        fake = FakeRun(root, make_cells(2))
+        watcher, shown = Watcher(fake.folder), LineView(fake.folder, lines)
+        shown.refresh(watcher.refresh())
+        fake.start(0)
+        with fake.alive(0):
+            fake.metrics(0, {"step": 40, "total_steps": 200, "loss": 4.21})
+            shown.refresh(watcher.refresh())
+            shown.refresh(watcher.refresh())
+        fake.end(0, "application", reason="exit code 1: [boom]")
+        shown.refresh(watcher.refresh())
+        shown.say("a word")
+        assert re.sub(", [^,]* left", "", printed(lines)).splitlines() == [
+            "[12:03:04] 2 cells: 2 pending",
+            "[12:03:04] cell 0 (learning_rate=0.001, seed=0): running, step 40/200, loss 4.210",
+            "[12:03:04] cell 0 (learning_rate=0.001, seed=0): failed, step 40/200, loss 4.210: "
+            "exit code 1: [boom]",
+            "[12:03:04] a word",
+        ]
+
+    def test_progress_now_and_then(
+        self, root: Path, lines: Console, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake = FakeRun(root, make_cells(1))
+        watcher, shown = Watcher(fake.folder), LineView(fake.folder, lines)
+        fake.start(0)
+        with fake.alive(0):
+            for second in range(31):
+                monkeypatch.setattr(time, "monotonic", lambda second=second: 1000.0 + second)
+                fake.metrics(0, {"step": second})
+                shown.refresh(watcher.refresh())
+        steps = re.findall(r"step (\d+)", printed(lines))
+        assert steps == ["0", "10", "20", "30"]
+
+    def test_what_happened_before_is_told_in_one_line(self, root: Path, lines: Console) -> None:
+        fake = FakeRun(root, make_cells(30))
+        for index in range(20):
+            fake.done(index)
+        LineView(fake.folder, lines).refresh(Watcher(fake.folder).refresh())
+        assert printed(lines) == "[12:03:04] 30 cells: 10 pending, 20 done\n"
+
+    def test_many_running_cells_share_a_line(self, root: Path, lines: Console) -> None:
+        fake = FakeRun(root, make_cells(30))
+        watcher, shown = Watcher(fake.folder), LineView(fake.folder, lines)
+        with ExitStack() as living:
+            for index in range(30):
+                fake.start(index)
+                living.enter_context(fake.alive(index))
+            shown.refresh(watcher.refresh())
+            for index in range(30):
+                fake.metrics(index, {"step": 1})
+            shown._spoken.clear()
+            shown.refresh(watcher.refresh())
+        assert len(printed(lines).splitlines()) == 1 + 30 + 1
+
+    def test_no_terminal_gets_lines(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        fake = FakeRun(root, make_cells(1))
+        with progress(fake.folder) as shown:
+            assert isinstance(shown, LineView)
+            shown.refresh(Watcher(fake.folder).refresh())
+        assert capsys.readouterr().out.endswith("1 cell: 1 pending\n")
+
+
+class TestLiveTable:
+    def frame(self, fake: FakeRun, width: int, height: int) -> list[str]:
+        console = screen(width, height)
+        console.print(view._Frame(fake.folder, Watcher(fake.folder).refresh(), 65))
+        return printed(console).splitlines()
+
+    def test_a_small_run_is_shown_whole_and_in_order(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(4))
+        fake.done(1, loss=1.0)
+        fake.start(3)
+        with fake.alive(3):
+            frame = self.frame(fake, 80, 24)
+        assert [line.split()[0] for line in frame[1:5]] == ["0", "1", "2", "3"]
+        assert frame[-1] == "4 cells: 1 running, 2 pending, 1 done; about 30s left; 1m 05s so far"
+
+    @pytest.mark.parametrize("height", [5, 8, 24, 100])
+    @pytest.mark.parametrize("width", [20, 40, 80, 200])
+    def test_it_fits_the_terminal(self, root: Path, width: int, height: int) -> None:
+        fake = FakeRun(root, make_cells(40, text=["ü long text " * 9] * 39 + ["日本語" * 30]))
+        for index in range(20):
+            fake.done(index, seconds=index, loss=1.0)
+        fake.start(30)
+        with fake.alive(30):
+            frame = self.frame(fake, width, height)
+        assert len(frame) < height or height == 5
+        assert all(cell_len(line) <= width for line in frame)
+        assert frame[1].split()[0] == ("0" if height == 100 else "30")
+
+    def test_it_is_used_on_a_terminal(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake = FakeRun(root, make_cells(2))
+        console = screen()
+        monkeypatch.setattr(view, "console", lambda: console)
+        monkeypatch.setenv("TERM", "xterm")
+        with progress(fake.folder) as shown:
+            assert isinstance(shown, LiveTable)
+            shown.refresh(Watcher(fake.folder).refresh())
+            shown.say("stopping [now]")
+        assert "2 cells: 2 pending" in printed(console)
+
+
+@given(
+    states=st.lists(
+        st.builds(
+            CellState,
+            id=st.just("x"),
+            index=st.integers(0, 10**6),
+            state=st.sampled_from(STATES),
+            params=st.dictionaries(
+                st.sampled_from(["a", "b", "long_name"]),
+                st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.lists(st.text())),
+            ),
+            attempts=st.integers(0, 1000),
+            metrics=st.dictionaries(
+                st.sampled_from(["loss", "eval_loss", "x"]), st.floats() | st.integers()
+            ),
+            step=st.none() | st.integers(),
+            total_steps=st.none() | st.integers(),
+            tokens_per_second=st.none() | st.floats(),
+            eta_seconds=st.none() | st.floats(0, 1e9),
+            reason=st.none() | st.text(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    width=st.integers(1, 200),
+)
+def test_any_cell_can_be_shown(states: list[CellState], width: int) -> None:
+    run = RunFolder(Path("/nowhere"))
+    run.__dict__["plan"] = {"swept": ["a", "b", "long_name"], "objective": None}
+    rows = [Result(None, cell, None) for cell in states]
+    found = Results(run, rows, 0, {}, {"loss": "loss", "x": "x"})
+    for table in (
+        cells_table(states, run, width, reasons=True),
+        results_table(found, rows, width),
+    ):
+        console = screen(width)
+        console.print(table)
+        # Nothing reaches the terminal that it would obey.
+        assert all(char == "\n" or char.isprintable() for char in printed(console))
+        assert len(printed(console).split("\n")) == len(states) + 2
+    assert all(sentence.isprintable() for sentence in reasons_of(states))
+
+
+def test_equal_reasons_are_told_once() -> None:
+    cells = [CellState("x", i, "failed", reason="boom\n at x") for i in range(10)]
+    cells.append(CellState("y", 10, "lost", reason="gone"))
+    assert reasons_of(cells) == [
+        "cells 0, 1, 2, 3, 4, 5, 6, 7 and 2 more failed: boom at x",
+        "cell 10 lost: gone",
+    ]
+    many = [CellState("x", i, "failed", reason=f"reason {i}") for i in range(15)]
+    assert reasons_of(many)[-1] == "and 5 other reasons (--json has all)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, ""),
+        (-3, "0s"),
+        (0.4, "0s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (7800, "2h 10m"),
+        (273600, "3d 04h"),
+    ],
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert text.duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (None, ""),
+        (3, "3"),
+        (0.0, "0"),
+        (1.0, "1.000"),
+        (4.21, "4.210"),
+        (999.96, "1000."),
+        (12345.6, "12346"),
+        (1.5e-5, "1.500e-05"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_numbers(item: float | None, words: str) -> None:
+    assert text.number(item) == words
+
+
+def test_a_value_is_never_an_instruction_for_the_terminal() -> None:
+    assert text.value("\x1b[31mred") == '"\\u001b[31mred"'
+    assert text.value("two words") == "two words"
+    assert text.value("line\nline") == '"line\\nline"'
+    assert text.value(1e-4) == "0.0001"
+    assert text.value([1, "a"]) == '[1, "a"]'
+
+
+def test_how_to_name_a_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert text.reference(FakeRun(root, make_cells(1)).folder) == "toy/abc123"
+    other = FakeRun(tmp_path / "my runs", make_cells(1)).folder
+    assert text.reference(other) == f"'{tmp_path}/my runs/toy/abc123'"
+    monkeypatch.chdir(tmp_path)
+    assert text.reference(other) == "'my runs/toy/abc123'"
+
+
+def test_the_summary_counts_every_cell() -> None:
+    assert text.counts(Status(1, {}).counts(), 1) == "1 cell: 1 pending"
