@@ -12,7 +12,7 @@ import click
 def command(what: str) -> None:
     """Print the JSON Schema of recipes or sites."""
     if what == "recipe":
-        from hpcml.recipe import json_schema
+        from hpcml.recipe.schema import json_schema
 
         schema = json_schema()
     else:

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from submitit.core import core, utils
 from submitit.core.job_environment import JobEnvironment
@@ -48,7 +48,11 @@ class LocalJob(core.Job[None]):
 class LocalJobEnvironment(JobEnvironment):
     """How a process finds out that it runs in such a task."""
 
-    _env = {"job_id": "HPCML_JOB_ID", "global_rank": "RANK", "local_rank": "LOCAL_RANK"}
+    _env: ClassVar[dict[str, str]] = {
+        "job_id": "HPCML_JOB_ID",
+        "global_rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+    }
 
 
 class _Running:
@@ -66,7 +70,7 @@ class LocalExecutor(core.Executor):
 
     Parameters (:meth:`update_parameters`):
         script: the rendered batch script.
-        log: where task ``k`` writes, a path with ``{task}`` and ``{stream}`` in it.
+        log: where tasks write: task 3 to ``<log>.3.out`` and ``<log>.3.err``.
         slots: how many tasks run at a time.
         gpus: the GPUs to share out.
         gpus_per_task: how many of them each task gets.
@@ -82,6 +86,8 @@ class LocalExecutor(core.Executor):
     def __init__(self, folder: Path | str) -> None:
         super().__init__(folder)
         self.stopping = False
+        # Tasks whose worker did not end as workers do, and their exit codes.
+        self.broken: dict[int, int] = {}
         self._waiting: collections.deque[tuple[LocalJob, int]] = collections.deque()
         self._running: list[_Running] = []
         self._gpus: list[str] = []
@@ -133,6 +139,15 @@ class LocalExecutor(core.Executor):
         while self._waiting and len(self._running) < self.parameters["slots"]:
             self._start(*self._waiting.popleft())
 
+    def last_words(self, task: int) -> str:
+        """The last line that the batch script of ``task`` left on stderr."""
+        try:
+            with open(f"{self.parameters['log']}.{task}.err", errors="replace") as file:
+                lines = file.read()[-4096:].strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
     def stop(self) -> None:
         """Ask every task to save and leave, and start no more."""
         self.stopping = True
@@ -157,8 +172,8 @@ class LocalExecutor(core.Executor):
             "HPCML_LIFELINE": str(self._lifeline),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         }
-        out, err = (self.parameters["log"].format(task=task, stream=s) for s in ("out", "err"))
-        with open(out, "ab") as stdout, open(err, "ab") as stderr:
+        log = f"{self.parameters['log']}.{task}"
+        with open(f"{log}.out", "ab") as stdout, open(f"{log}.err", "ab") as stderr:
             process = subprocess.Popen(
                 ["bash", self.parameters["script"]],
                 stdin=subprocess.DEVNULL,
@@ -182,6 +197,8 @@ class LocalExecutor(core.Executor):
             running.job._state = "CANCELLED"
         else:
             running.job._state = "FAILED" if code else "COMPLETED"
+            if code not in (0, 1):
+                self.broken[running.task] = code
 
     def _mind_time(self, running: _Running) -> None:
         limit = self.parameters["time"]

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcml.launch.local import LocalExecutor
 from hpcml.plan import Plan, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
 from hpcml.render import render_script
-from hpcml.runs.disk import plain_errors, replace
+from hpcml.runs import disk
 from hpcml.runs.folder import RunFolder, now
 from hpcml.worker.task import run_task
 
 
-def preview(plan: Plan, indices: Sequence[int], number: int = 1) -> str:
-    """The script that :func:`submit` would hand to the scheduler, byte for byte."""
-    return render_script(Submission(plan, number, tuple(indices), take_snapshot(plan)))
+def create_run(plan: Plan) -> RunFolder:
+    """The run folder of ``plan``: a new one, or the one that the same cells have already.
+
+    Raises:
+        UserError: the runs root cannot be written; nothing half-made is left there.
+    """
+    run = RunFolder.create(
+        plan.root,
+        plan.name,
+        plan.run_id,
+        plan.document(),
+        plan.recipe_text,
+        plan.site_text,
+        (
+            {"index": cell.index, "id": cell.id, "params": cell.params, "payload": cell.payload}
+            for cell in plan.cells
+        ),
+    )
+    if run.plan != plan.document():
+        # The same cells on other resources, or ranked by another metric.
+        with disk.plain_errors(f"write {run.plan_file}"):
+            text = json.dumps(plan.document(), indent=2, ensure_ascii=False) + "\n"
+            disk.replace(run.plan_file, text.encode())
+        run = RunFolder.open(run.path)
+    return run
 
 
-def submit(plan: Plan, run: RunFolder, indices: Sequence[int]) -> LocalExecutor:
-    """Submit the cells ``indices`` of ``run`` as one array of tasks.
+def next_submission(plan: Plan) -> Submission:
+    """What giving ``plan`` to the scheduler now would submit: every cell that is not done."""
+    number, indices = 1, list(range(len(plan.cells)))
+    if (plan.folder / "plan.json").exists():
+        run = RunFolder.open(plan.folder, plan.digest)
+        number = run.next_submission()
+        done = run.done()
+        indices = [index for cell_id, index in run.ids.items() if cell_id not in done]
+    return Submission(plan, number, tuple(indices), take_snapshot(plan))
+
+
+def submit(submission: Submission, run: RunFolder) -> LocalExecutor:
+    """Submit all tasks of a submission as one array.
 
     The journal says ``submitting`` before the scheduler is called and ``submitted`` after, so
     that a kill in between is seen by whoever looks.
@@ -32,16 +66,15 @@ def submit(plan: Plan, run: RunFolder, indices: Sequence[int]) -> LocalExecutor:
     Raises:
         UserError: the script cannot be rendered, or the run folder cannot be written.
     """
-    snapshot = take_snapshot(plan)
-    with plain_errors(f"copy the code to {run.code}"):
+    with disk.plain_errors(f"copy the code to {run.code}"):
         run.code.mkdir(exist_ok=True)
-        snapshot.write(run.code)
-    record = Submission(plan, 0, tuple(indices), snapshot).record()
-    number = run.write_submission({"created": now(), **record})
-    submission = Submission(plan, number, tuple(indices), snapshot)
+        submission.snapshot.write(run.code)
+    # The number is taken when the record is there: another command may have been faster.
+    number = run.write_submission({"created": now(), **submission.record()})
+    submission = replace(submission, number=number)
     script = run.scripts / f"{number:03}.sh"
-    with plain_errors(f"write {script}"):
-        replace(script, render_script(submission).encode())
+    with disk.plain_errors(f"write {script}"):
+        disk.replace(script, render_script(submission).encode())
     run.journal("submitting", submission=number, tasks=submission.tasks)
     executor = _local_executor(submission, run, script)
     jobs = executor.map_array(
@@ -56,14 +89,11 @@ def submit(plan: Plan, run: RunFolder, indices: Sequence[int]) -> LocalExecutor:
 
 def _local_executor(submission: Submission, run: RunFolder, script: Path) -> LocalExecutor:
     plan = submission.plan
-    at_a_time = slots(plan.resources, plan.pack, plan.site)
     executor = LocalExecutor(run.scripts)
     executor.update_parameters(
         script=str(script),
-        # Braces in the path itself must survive the formatting.
-        log=str(run.tasks / f"{submission.number:03}.").replace("{", "{{").replace("}", "}}")
-        + "{task}.{stream}",
-        slots=min(at_a_time, plan.max_running or at_a_time),
+        log=str(run.tasks / f"{submission.number:03}"),
+        slots=at_a_time(plan),
         gpus=gpus(plan.site) if plan.resources.gpus else [],
         gpus_per_task=plan.resources.gpus * plan.pack,
         time=plan.resources.time,
@@ -71,3 +101,9 @@ def _local_executor(submission: Submission, run: RunFolder, script: Path) -> Loc
         signum=int(signal.Signals[f"SIG{plan.site.signal.name}"]),
     )
     return executor
+
+
+def at_a_time(plan: Plan) -> int:
+    """How many tasks of ``plan`` a local site runs side by side."""
+    fit = slots(plan.resources, plan.pack, plan.site)
+    return min(fit, plan.max_running or fit)

@@ -14,8 +14,9 @@ from hpcml import __version__
 from hpcml.errors import UserError
 from hpcml.plan.resources import Resources, check_fit
 from hpcml.plan.snapshot import Snapshot, project_root, take
-from hpcml.recipe.schema import LoadedRecipe
-from hpcml.recipe.sweep import Cell, expand
+from hpcml.recipe.cell import Cell
+from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.sweep import expand
 from hpcml.site.schema import Site
 from hpcml.site.search import FoundSite
 
@@ -145,7 +146,7 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
         kind=recipe.kind,
         digest=hashlib.sha256(content.encode()).hexdigest(),
         cells=cells,
-        swept=tuple(loaded.swept),
+        swept=cells[0].names,
         objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
         resources=resources,
         pack=recipe.array.pack,
@@ -155,11 +156,9 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
         site=site,
         python=site.python or sys.executable,
         root=runs_root(site, root),
-        project=project_root(loaded.document.path.resolve().parent)
-        if recipe.kind == "command"
-        else None,
+        project=project_root(loaded.folder) if recipe.kind == "command" else None,
         code_limit=recipe.code.limit,
-        recipe_text=loaded.document.text,
+        recipe_text=loaded.text,
         site_text=found.text,
         notes=tuple(loaded.notes),
     )

@@ -88,10 +88,15 @@ def _environment(quote: Callable[[Any], Any], override: Path | None) -> jinja2.E
     folders: Sequence[Path] = [resources.folder("templates")]
     if override is not None:
         folders = [override.parent, *folders]
+
+    @jinja2.pass_context  # which keeps Jinja from taking constants as quoted already
+    def finalize(context: jinja2.runtime.Context, value: Any) -> Any:
+        return quote(value)
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
-        finalize=quote,
+        finalize=finalize,
         # Makes blocks and super() give marked text, which `quote` leaves alone.
         autoescape=True,
         trim_blocks=True,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
+from hpcml.recipe.schema import VariableName
 from hpcml.recipe.units import Duration, Memory
-
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from hpcml.recipe.validation import Block
 
 
-class Signal(_Model):
+class Signal(Block):
     """How a payload learns that its time ends."""
 
     name: Literal["USR1", "USR2", "TERM"] = Field(
@@ -28,7 +24,7 @@ class Signal(_Model):
     )
 
 
-class Machine(_Model):
+class Machine(Block):
     """What hpcml may use of this machine at once."""
 
     cpus: Annotated[int, Field(ge=1)] | None = Field(
@@ -40,7 +36,7 @@ class Machine(_Model):
     memory: Memory | None = Field(None, description="Memory. Default: what is installed.")
 
 
-class Site(_Model):
+class Site(Block):
     """One site: where jobs run, and how."""
 
     name: str = Field(description="The site's name, as in `--site NAME`.")
@@ -63,8 +59,8 @@ class Site(_Model):
     env: dict[VariableName, str] = Field(
         default_factory=dict, description="Environment variables of every job."
     )
-    setup: tuple[str, ...] = Field(
-        (),
+    setup: list[str] = Field(
+        default_factory=list,
         description="Lines of shell at the start of every job, such as `module load cuda`. They "
         "are trusted: hpcml puts them into the script as they are.",
     )

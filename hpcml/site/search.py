@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcml import resources
 from hpcml.errors import UserError
-from hpcml.recipe.problems import did_you_mean
-from hpcml.recipe.schema import validate
+from hpcml.recipe.problems import Problems, did_you_mean
+from hpcml.recipe.validation import checked
 from hpcml.recipe.yaml import load_yaml
 from hpcml.site.schema import Site
 
@@ -83,17 +83,28 @@ def load_site(path: Path) -> FoundSite:
         UserError: with file, line and key of every mistake.
     """
     document = load_yaml(path)
-    site = validate(Site, document)
-    if site.match:
-        try:
-            re.compile(site.match)
-        except re.error as error:
-            raise UserError(
-                f"{document.where('match')}: match: not a regular expression: {error}"
-            ) from None
-    if site.template:
-        template = path.resolve().parent / site.template
-        if not template.is_file():
-            raise UserError(f"{document.where('template')}: template: there is no {template}")
-        site = site.model_copy(update={"template": str(template)})
+    problems = Problems(document)
+    site = checked(Site, document.data, problems)
+    if site is not None:
+        _check_match(site, problems)
+        site = _with_template(site, path.resolve().parent, problems)
+    problems.raise_any()
+    assert site is not None
     return FoundSite(site, path, document.text)
+
+
+def _check_match(site: Site, problems: Problems) -> None:
+    try:
+        re.compile(site.match or "")
+    except re.error as error:
+        problems.add(("match",), f"not a regular expression: {error}")
+
+
+def _with_template(site: Site, folder: Path, problems: Problems) -> Site:
+    """The site with the absolute path of its template."""
+    if site.template is None:
+        return site
+    template = folder / site.template
+    if not template.is_file():
+        problems.add(("template",), f"there is no file {template}")
+    return site.model_copy(update={"template": str(template)})

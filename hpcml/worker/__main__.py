@@ -4,11 +4,22 @@ import sys
 
 from hpcml.worker.task import run_task
 
+CANNOT_WRITE = 74  # EX_IOERR
+
 
 def main() -> int:
-    """Run the task named on the command line; returns its exit code."""
+    """Run the task named on the command line; returns its exit code.
+
+    74 says that the run folder could not be read or written; why is on stderr. The cells of the
+    task are then `lost`, and continue when the command is given again.
+    """
     run_dir, submission, task = sys.argv[1:]
-    return run_task(run_dir, int(submission), int(task))
+    try:
+        return run_task(run_dir, int(submission), int(task))
+    except OSError as error:
+        where = error.filename or run_dir
+        print(f"hpcml: {where}: {error.strerror}", file=sys.stderr)
+        return CANNOT_WRITE
 
 
 if __name__ == "__main__":

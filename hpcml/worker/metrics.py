@@ -1,5 +1,6 @@
 """The metrics protocol: one JSON object per line, appended to ``$HPCML_METRICS``."""
 
+import errno
 import json
 import os
 from typing import Optional
@@ -10,7 +11,9 @@ def append_line(path: "str | os.PathLike[str]", record: "dict[str, object]") -> 
     line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        data = line.encode(errors="backslashreplace")
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 

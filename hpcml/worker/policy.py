@@ -7,7 +7,7 @@ RETRIED = ("application", "oom", "killed")
 
 
 class Decision(NamedTuple):
-    """``again``: start another attempt. ``cause`` and ``reason`` replace the attempt's where set."""
+    """``again``: another attempt. ``cause`` and ``reason`` replace the attempt's where set."""
 
     again: bool
     cause: Optional[str] = None

@@ -174,9 +174,8 @@ def test_a_signal_saves_and_asks_for_another_run(tmp_path: Path, signum: int) ->
     assert ended["cause"] == "stopped"
     assert ended["step"] < 40
     assert run.run() == 0
-    steps = [
-        json.loads(line)["step"] for line in open(run.folder.cell_dir("cell0") / "metrics.jsonl")
-    ]
+    lines = (run.folder.cell_dir("cell0") / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(1, 41))
 
 

@@ -1,0 +1,38 @@
+"""What a submission will do, in a few lines."""
+
+from __future__ import annotations
+
+from hpcml.launch.submit import at_a_time
+from hpcml.plan import Submission
+from hpcml.recipe.units import format_duration, format_memory
+
+
+def describe(submission: Submission) -> str:
+    """Lines for a person: how many cells, on what, where."""
+    plan = submission.plan
+    resources = plan.resources
+    total, left = len(plan.cells), len(submission.indices)
+    over = f" over {', '.join(plan.swept)}" if plan.swept else ""
+    lines = [f"{plan.name}: {_count(total, 'cell')}{over} on site {plan.site.name}"]
+    if left < total:
+        lines.append(f"  {total - left} done before, {left} left to run")
+    if left:
+        packed = f" of up to {_count(plan.pack, 'cell')}" if plan.pack > 1 else ""
+        lines.append(
+            f"  {_count(submission.tasks, 'task')}{packed}, "
+            f"{min(at_a_time(plan), submission.tasks)} at a time"
+        )
+    each = [
+        _count(resources.processes, "process", "processes"),
+        f"{_count(resources.cpus, 'core')} per process",
+        _count(resources.gpus, "GPU") if resources.gpus else "",
+        format_memory(resources.memory) if resources.memory else "",
+        f"{format_duration(resources.time)} per attempt" if resources.time else "no time limit",
+    ]
+    lines.append(f"  each cell: {', '.join(part for part in each if part)}")
+    lines.append(f"  run folder: {plan.folder}")
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,0 +1,96 @@
+"""`hpcml sweep`: the main command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcml.cli.options import root_option
+
+if TYPE_CHECKING:
+    from hpcml.plan import Plan
+
+
+@click.command("sweep")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the recipe, such as params.max_steps=10 (again for more).",
+)
+@click.option(
+    "--site", help="Where to run: a site's name or file. [default: this host's, or local]"
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@root_option
+@click.pass_context
+def command(
+    context: click.Context,
+    recipe: Path,
+    settings: tuple[str, ...],
+    site: str | None,
+    dry_run: bool,
+    root: Path | None,
+) -> None:
+    """Run every cell of RECIPE, and follow them to their end.
+
+    The same command again continues the run: cells that are done are skipped, failed ones start
+    again, unfinished ones continue from their checkpoint.
+    """
+    from hpcml.plan import compile_plan
+    from hpcml.recipe.load import load_recipe
+    from hpcml.site.search import find_site
+
+    plan = compile_plan(load_recipe(recipe, settings), find_site(site), root)
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    if dry_run:
+        _preview(plan)
+    else:
+        context.exit(_run(plan))
+
+
+def _preview(plan: Plan) -> None:
+    """The script goes to stdout, byte for byte; what it will do, to stderr."""
+    from hpcml.cli.preview import describe
+    from hpcml.launch.submit import next_submission
+    from hpcml.render import render_script
+
+    submission = next_submission(plan)
+    click.echo(describe(submission), err=True)
+    if submission.indices:
+        click.echo(render_script(submission), nl=False)
+
+
+def _run(plan: Plan) -> int:
+    from hpcml.cli.preview import describe
+    from hpcml.cli.view import print_summary, progress
+    from hpcml.launch.drive import drive, only_driver
+    from hpcml.launch.submit import create_run, next_submission, submit
+    from hpcml.render import render_script
+    from hpcml.runs.results import results
+    from hpcml.runs.status import Watcher
+    from hpcml.runs.tables import write_parquet
+
+    submission = next_submission(plan)
+    render_script(submission)  # a fault in a template must show before anything is made
+    run = create_run(plan)
+    interrupted = False
+    with only_driver(run):
+        watcher = Watcher(run)
+        click.echo(describe(submission), err=True)
+        if submission.indices:
+            executor = submit(submission, run)
+            with progress(run) as view:
+                interrupted = drive(executor, lambda: view.refresh(watcher.refresh()), view.say)
+        status = watcher.refresh()
+    ranked = results(run, status)
+    write_parquet(ranked, run.results_file)
+    print_summary(ranked, status)
+    if interrupted:
+        return 130
+    return 0 if status.counts() == {"done": len(run)} else 1

@@ -1,0 +1,89 @@
+"""Keeping the local scheduler going until nothing is left, and stopping it cleanly."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hpcml.errors import UserError
+from hpcml.launch.local import LocalExecutor
+from hpcml.runs.disk import plain_errors
+from hpcml.runs.folder import RunFolder
+
+_POLL_SECONDS = 0.05
+_REFRESH_SECONDS = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def only_driver(run: RunFolder) -> Iterator[None]:
+    """Be the only command that runs the cells of ``run`` on this machine.
+
+    The lock ends with the process, however that ends.
+
+    Raises:
+        UserError: another command is at it.
+    """
+    with plain_errors(f"open {run.path}"):
+        descriptor = os.open(run.path / "driver", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 20).decode(errors="replace").strip()
+            raise UserError(
+                f"{run.path}: another command (process {owner}) is running these cells; "
+                f"watch it by: hpcml status {run.name}/{run.run_id}"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def drive(executor: LocalExecutor, refresh: Callable[[], None], say: Callable[[str], None]) -> bool:
+    """Run the executor until it is idle.
+
+    The first INT, TERM or HUP asks the cells to save and leave, the second ends them at once.
+
+    Args:
+        executor: what has been submitted.
+        refresh: called about twice a second, to show the progress.
+        say: told what a signal brought about.
+
+    Returns:
+        Whether it was interrupted.
+    """
+    asked: list[int] = []
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        asked.append(signum)
+
+    previous = {signum: signal.signal(signum, ask) for signum in _STOP_SIGNALS}
+    handled = 0
+    next_refresh = 0.0
+    try:
+        while not executor.idle:
+            executor.poll()
+            if len(asked) > handled:
+                handled = len(asked)
+                if handled == 1:
+                    say("stopping: cells save and leave; once more ends them at once")
+                    executor.stop()
+                else:
+                    executor.kill()
+            if time.monotonic() >= next_refresh:
+                refresh()
+                next_refresh = time.monotonic() + _REFRESH_SECONDS
+            time.sleep(_POLL_SECONDS)
+        refresh()
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    return bool(asked)

@@ -1,0 +1,115 @@
+"""The copy of the user's files that cells run from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcml.errors import UserError
+from hpcml.plan.snapshot import Snapshot, project_root, take
+
+LIMIT = 10 * 2**20
+
+
+def files(snapshot: Snapshot) -> set[str]:
+    return {name for name, _ in snapshot.files if name.startswith("project/")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "train.py").write_text("print(1)")
+    (folder / "sub" / "ü module.py").write_text("x = 1")
+    (folder / "ignored.bin").write_text("large")
+    (folder / ".gitignore").write_text("ignored.bin\nruns/\n")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
+
+
+def test_git_decides_what_is_copied(project: Path, tmp_path: Path) -> None:
+    git(project, "init")
+    git(project, "add", "train.py")
+    snapshot = take(project, LIMIT, exclude=tmp_path / "runs")
+    assert files(snapshot) == {
+        "project/train.py",
+        "project/sub/ü module.py",
+        "project/.gitignore",
+    }
+
+
+def test_a_tracked_file_that_was_deleted_is_left_out(project: Path, tmp_path: Path) -> None:
+    git(project, "init")
+    git(project, "add", ".")
+    (project / "train.py").unlink()
+    assert "project/train.py" not in files(take(project, LIMIT, exclude=tmp_path))
+
+
+def test_without_git_everything_that_is_not_hidden(project: Path, tmp_path: Path) -> None:
+    snapshot = take(project, LIMIT, exclude=tmp_path / "runs")
+    assert files(snapshot) == {
+        "project/train.py",
+        "project/sub/ü module.py",
+        "project/ignored.bin",
+    }
+
+
+def test_the_runs_root_is_never_copied(project: Path) -> None:
+    (project / "results").mkdir()
+    (project / "results" / "big").write_text("x")
+    git(project, "init")
+    assert not any("results" in name for name in files(take(project, LIMIT, project / "results")))
+
+
+def test_the_project_is_the_work_tree_around_the_recipe(project: Path) -> None:
+    git(project, "init")
+    assert project_root(project / "sub") == project
+    assert project_root(project.parent) == project.parent
+
+
+def test_the_digest_follows_the_content(project: Path, tmp_path: Path) -> None:
+    first = take(project, LIMIT, exclude=tmp_path / "runs")
+    assert take(project, LIMIT, exclude=tmp_path / "runs").digest == first.digest
+    (project / "train.py").write_text("print(2)")
+    assert take(project, LIMIT, exclude=tmp_path / "runs").digest != first.digest
+
+
+def test_the_copy_is_complete_and_made_once(project: Path, tmp_path: Path) -> None:
+    (project / "run.sh").write_text("#!/bin/sh\n")
+    (project / "run.sh").chmod(0o755)
+    (project / "link").symlink_to("train.py")
+    (project / "sub" / "outside").symlink_to("../../elsewhere")
+    (tmp_path / "elsewhere").write_text("data")
+    snapshot = take(project, LIMIT, exclude=tmp_path / "runs")
+    copy = snapshot.write(tmp_path / "code")
+    assert (copy / "project" / "train.py").read_text() == "print(1)"
+    assert (copy / "project" / "run.sh").stat().st_mode & 0o111
+    assert (copy / "project" / "link").read_text() == "print(1)"
+    assert (copy / "project" / "sub" / "outside").read_text() == "data"
+    assert (copy / "hpcml" / "worker" / "task.py").exists()
+    before = copy.stat().st_mtime_ns
+    assert snapshot.write(tmp_path / "code") == copy
+    assert copy.stat().st_mtime_ns == before
+    assert list((tmp_path / "code").iterdir()) == [copy]
+
+
+def test_too_large_is_explained(project: Path, tmp_path: Path) -> None:
+    (project / "weights.bin").write_bytes(b"\0" * 3 * 2**20)
+    with pytest.raises(UserError) as error:
+        take(project, 2**20, exclude=tmp_path / "runs")
+    message = str(error.value)
+    assert "weights.bin" in message
+    assert "the limit is 1M" in message
+    assert "code.limit" in message
+
+
+def test_a_train_recipe_copies_hpcml_alone(tmp_path: Path) -> None:
+    snapshot = take(None, LIMIT, exclude=tmp_path)
+    assert files(snapshot) == set()
+    assert any(name == "hpcml/train/__init__.py" for name, _ in snapshot.files)
