@@ -32,6 +32,9 @@ def plain_errors(doing: str) -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:
+        # Whoever reads our output has enough; that is no trouble of the disk.
+        raise
     except OSError as error:
         advice = _WHAT_TO_DO.get(error.errno or 0, error.strerror or str(error))
         raise UserError(f"cannot {doing}: {advice}") from error

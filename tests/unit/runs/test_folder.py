@@ -17,6 +17,7 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.runs import folder as folder_module
+from hpcml.runs.disk import plain_errors
 from hpcml.runs.folder import RunFolder, default_root
 from runs.fakes import make_cells
 
@@ -194,3 +195,8 @@ def test_the_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert default_root() == Path("/scratch/me")
     monkeypatch.delenv("HPCML_RUNS")
     assert default_root() == Path.cwd() / "runs"
+
+
+def test_a_reader_that_has_enough_is_no_trouble_of_the_disk() -> None:
+    with pytest.raises(BrokenPipeError), plain_errors("read the file"):
+        raise BrokenPipeError
