@@ -87,6 +87,9 @@ def _run(plan: Plan) -> int:
             executor = submit(submission, run)
             with progress(run) as view:
                 interrupted = drive(executor, lambda: view.refresh(watcher.refresh()), view.say)
+            for task, code in executor.broken.items():
+                words = executor.last_words(task) or "it left no words"
+                click.echo(f"task {task} broke off with exit code {code}: {words}", err=True)
         status = watcher.refresh()
     ranked = results(run, status)
     write_parquet(ranked, run.results_file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -164,10 +165,8 @@ def of_folder(folder: Path, word: str) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def test_a_time_limit_makes_segments(hpcml: Hpcml) -> None:
@@ -292,6 +291,38 @@ def test_a_runs_root_that_cannot_be_written_is_said(hpcml: Hpcml, options: str) 
         assert ("read-only" if options == "ro" else "full") in said
         # What may stay is a run that is complete, which the command given again continues.
         assert not [path for path in disk.rglob("*") if path.name.startswith(".creating")]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_that_fills_up_loses_nothing(hpcml: Hpcml) -> None:
+    """The payload of the second cell fills the disk; what the first one has stays."""
+    hpcml.write(
+        "fill.py",
+        "import os, pathlib, hpcml\n"
+        "hpcml.report(step=1, loss=float(os.environ['HPCML_CELL_INDEX']))\n"
+        "if os.environ['HPCML_CELL_INDEX'] == '1':\n"
+        "    with open(os.environ['HPCML_CELL_DIR'] + '/ballast', 'wb') as file:\n"
+        "        file.write(b'x' * 3_000_000)\n",
+    )
+    recipe = hpcml.write(
+        "recipe.yaml",
+        "name: full\nkind: command\nsweep: {grid: {n: [0, 1, 2]}}\narray: {max_running: 1}\n"
+        f"objective: {{metric: loss}}\ncommand: {{run: [{sys.executable}, fill.py]}}\n",
+    )
+    disk = hpcml.folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk], check=True)
+    try:
+        result = hpcml("sweep", recipe, "--root", disk / "runs", code=None)
+        assert result.returncode in (1, 2)
+        assert "No space left" in result.stdout + result.stderr or "full" in result.stderr
+        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        hpcml("sweep", recipe, "--root", disk / "runs")
+        cells = json.loads(hpcml("status", "--json", "--root", disk / "runs").stdout)["cells"]
+        assert [cell["metrics"]["loss"] for cell in cells] == [0, 1, 2]
+        assert cells[0]["attempts"] == 1
     finally:
         subprocess.run(["umount", disk], check=True)
 
