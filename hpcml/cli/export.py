@@ -24,6 +24,7 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
     import importlib.util
 
     from hpcml.errors import UserError
+    from hpcml.runs.disk import plain_errors
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.results import checkpoint_of
 
@@ -34,8 +35,12 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
         raise UserError(f"cell {cell} has no checkpoint in {cell_dir / 'checkpoints'}")
     if importlib.util.find_spec("torch") is None:
         raise UserError("hpcml export needs torch; install it by: pip install 'hpcml[torch]'")
-    from hpcml.train.export import export
+    from hpcml.train.checkpoint import CheckpointError
+    from hpcml.train.export import ExportError, export
 
-    which = "best" if (cell_dir / "checkpoints" / "best").exists() else "latest"
-    export(cell_dir, target, which, not unmerged)
+    try:
+        with plain_errors(f"write {target}"):
+            export(cell_dir, target, "best", not unmerged)
+    except (ExportError, CheckpointError) as error:
+        raise UserError(str(error)) from error
     click.echo(f"wrote the model of {checkpoint} to {target}")

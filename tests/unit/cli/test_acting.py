@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from runs.fakes import FakeRun, make_cells
 from cli.conftest import Invoke
 from hpcml.errors import UserError
 from hpcml.runs.status import collect
+from hpcml.train.export import ExportError
 
 
 def events(fake: FakeRun, index: int) -> list[str]:
@@ -63,9 +62,13 @@ class TestExport:
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         calls: list[object] = []
-        module = types.ModuleType("hpcml.train.export")
-        module.export = lambda *arguments: calls.append(arguments)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "hpcml.train.export", module)
+
+        def export(cell_dir: Path, target: Path, which: str, merge: bool) -> None:
+            if target.exists():
+                raise ExportError(f"{target} is not empty")
+            calls.append((cell_dir, target, which, merge))
+
+        monkeypatch.setattr("hpcml.train.export.export", export)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
         return calls
 
@@ -75,12 +78,18 @@ class TestExport:
         fake.checkpoint(1, 10)
         out = invoke("export", "toy", "best", tmp_path / "model").output
         assert "step-10" in out
-        fake.checkpoint(1, 5, pointer="best")
         invoke("export", "toy", "1", tmp_path / "model", "--unmerged")
         assert calls == [
-            (fake.dir(1), tmp_path / "model", "latest", True),
+            (fake.dir(1), tmp_path / "model", "best", True),
             (fake.dir(1), tmp_path / "model", "best", False),
         ]
+
+    def test_a_folder_that_is_in_use(
+        self, fake: FakeRun, invoke: Invoke, calls: list[object], tmp_path: Path
+    ) -> None:
+        fake.checkpoint(1, 10)
+        with pytest.raises(UserError, match="is not empty"):
+            invoke("export", "toy", "best", tmp_path)
 
     def test_without_a_checkpoint(
         self, fake: FakeRun, invoke: Invoke, calls: list[object], tmp_path: Path
