@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 
 import click
@@ -62,4 +64,8 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("hpcml: interrupted", err=True)
         sys.exit(130)
+    except BrokenPipeError:
+        # `hpcml logs RUN 0 | head`: nobody reads any more. The interpreter must not try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     sys.exit(code if isinstance(code, int) else 0)
