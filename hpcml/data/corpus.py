@@ -73,7 +73,9 @@ class Corpus:
         whole = hashlib.sha256()
         for file in self.files:
             with open(file, "rb") as stream:
-                content = hashlib.file_digest(stream, "sha256") if _FILE_DIGEST else _sha256(stream)
+                content = hashlib.sha256()
+                while block := stream.read(1 << 20):
+                    content.update(block)
             whole.update(json.dumps([file.name, file.stat().st_size]).encode())
             whole.update(content.digest())
         return whole.hexdigest()
@@ -120,16 +122,6 @@ def find_corpus(source: str | None, patterns: Sequence[str]) -> Corpus:
             raise DataError(f"no file matches {pattern!r} (looked from {os.getcwd()})")
         found.update(matches)
     return Corpus(tuple(Path(path) for path in sorted(found)))
-
-
-_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
-
-
-def _sha256(stream: object) -> hashlib._Hash:
-    content = hashlib.sha256()
-    while block := stream.read(1 << 20):  # type: ignore[attr-defined]
-        content.update(block)
-    return content
 
 
 def _stdlib_files(root: Path) -> Iterator[Path]:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from hpcml.data.corpus import Corpus, DataError, Document
 from hpcml.data.sampler import Indices
-from hpcml.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from hpcml.data.tokenizer import load_tokenizer, train_tokenizer
 
 SPLITS = ("train", "eval")
 IGNORE = -100
@@ -226,7 +226,9 @@ def _open(folder: Path) -> Dataset:
                 )
         return Dataset(folder, manifest["vocab_size"], manifest["unigram_entropy"])
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder} is damaged ({error}): remove it, it will be made again") from error
+        raise DataError(
+            f"{folder} is damaged ({error}): remove it, it will be made again"
+        ) from error
 
 
 def _fingerprint(root: Path, corpus: Corpus, settings: DatasetSettings) -> str:
@@ -321,9 +323,7 @@ def _build(folder: Path, corpus: Corpus, settings: DatasetSettings) -> None:
             _tokenizer_texts(corpus, settings), settings.vocab_size, folder / "tokenizer"
         )
     else:
-        shutil.copytree(
-            settings.tokenizer, folder / "tokenizer", ignore=_only_tokenizer_files
-        )
+        shutil.copytree(settings.tokenizer, folder / "tokenizer", ignore=_only_tokenizer_files)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if settings.add_eos_token and tokenizer.eos is None:
         raise DataError(

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 6
 # Positions whose samples are computed together; numpy is slow on the few of one batch.
@@ -52,17 +53,19 @@ class Permutation:
             outside = outside[values[outside] >= self._size]
         return values.astype(np.int64)
 
-    def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _encrypt(self, values: Words) -> Words:
         left, right = values >> self._half, values & self._mask
         for key in self._keys:
             left, right = right, left ^ (_mix(right ^ key) & self._mask)
-        return (left << self._half) | right
+        mixed: Words = (left << self._half) | right
+        return mixed
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: Words) -> Words:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: Words = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 class Sampler:
@@ -98,9 +101,7 @@ class Sampler:
         start = step * self.global_batch_size
         return self._at(start, start + self.global_batch_size)
 
-    def micro_batch(
-        self, step: int, index: int, rank: int, world_size: int, size: int
-    ) -> Indices:
+    def micro_batch(self, step: int, index: int, rank: int, world_size: int, size: int) -> Indices:
         """The part of a global batch that one forward pass of one rank takes. Shape (size,).
 
         Args:

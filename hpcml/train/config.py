@@ -138,9 +138,9 @@ class TrainingConfig:
         passes = self.gradient_accumulation_steps or (per_rank // size if size else 0)
         if rest or size * passes != per_rank or not size:
             raise TrainingError(
-                f"global_batch_size {self.global_batch_size} is not {world_size} processes × "
-                f"{self.per_device_train_batch_size or size} sequences × "
-                f"{self.gradient_accumulation_steps or passes} accumulation steps"
+                f"global_batch_size {self.global_batch_size} is not {world_size} processes of "
+                f"{self.per_device_train_batch_size or size} sequences in "
+                f"{self.gradient_accumulation_steps or passes} forward passes"
             )
         return size, passes
 

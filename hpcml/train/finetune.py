@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from hpcml.train.config import TrainingConfig, TrainingError
@@ -36,7 +37,7 @@ class AdaptedFeedForward(nn.Module):
     def __init__(self, base: nn.Module, size: int) -> None:
         super().__init__()
         self.base = base
-        hidden = base.gate_proj.in_features  # type: ignore[union-attr]
+        hidden = base.gate_proj.in_features
         self.adapter = nn.ModuleDict(
             {
                 "gate": nn.Linear(hidden, size, bias=False),
@@ -44,14 +45,14 @@ class AdaptedFeedForward(nn.Module):
                 "down": nn.Linear(size, hidden, bias=False),
             }
         )
-        nn.init.zeros_(self.adapter["down"].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.adapter["down"].weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shape (…, hidden size), as the layer beside it."""
         adapter = self.adapter
-        activated = self.base.act_fn(adapter["gate"](hidden))  # type: ignore[operator]
+        activated = self.base.act_fn(adapter["gate"](hidden))
         added: torch.Tensor = adapter["down"](activated * adapter["up"](hidden))
-        return self.base(hidden) + added  # type: ignore[no-any-return]
+        return self.base(hidden) + added
 
 
 def prepare(model: PreTrainedModel, config: TrainingConfig) -> nn.Module:
@@ -90,7 +91,9 @@ def _freeze(model: PreTrainedModel, config: TrainingConfig) -> nn.Module:
     else:
         count = config.num_frozen_layers
         if count is None:
-            raise TrainingError("fine_tuning_method freeze needs num_frozen_layers or frozen_layers")
+            raise TrainingError(
+                "fine_tuning_method freeze needs num_frozen_layers or frozen_layers"
+            )
         frozen = list(range(count))
         model.get_input_embeddings().requires_grad_(False)
     beyond = [number for number in frozen if number >= len(layers)]
@@ -127,10 +130,10 @@ def _with_peft(model: PreTrainedModel, config: TrainingConfig) -> nn.Module:
     if config.fine_tuning_method == "lora":
         settings = LoraConfig(
             r=config.r,
-            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+            lora_alpha=config.lora_alpha,
             target_modules=list(config.target_modules),
             lora_dropout=config.lora_dropout,
-            bias=config.bias,  # type: ignore[arg-type]
+            bias=config.bias,
             task_type=task,
         )
     else:
@@ -157,21 +160,19 @@ def add_adapters(model: PreTrainedModel, size: int) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     """The ordinary model that computes what ``model`` computes with its adapters."""
     size = 0
     for layer in decoder_layers(model):
-        adapted = layer.mlp
-        base, adapter = adapted.base, adapted.adapter
+        base, adapter = layer.mlp.base, layer.mlp.adapter
         size = adapter["gate"].out_features
         for name, dimension in (("gate", 0), ("up", 0), ("down", 1)):
             linear = getattr(base, f"{name}_proj")
-            weights = [linear.weight, adapter[name].weight]
-            linear.weight = nn.Parameter(torch.cat(weights, dim=dimension))
-            linear.out_features, linear.in_features = linear.weight.shape
+            widened = torch.cat([linear.weight.data, adapter[name].weight.data], dim=dimension)
+            linear.weight = nn.Parameter(widened)
+            linear.out_features, linear.in_features = widened.shape
             if dimension == 0 and linear.bias is not None:
-                linear.bias = nn.Parameter(torch.cat([linear.bias, linear.bias.new_zeros(size)]))
+                linear.bias = nn.Parameter(functional.pad(linear.bias.data, (0, size)))
         layer.mlp = base
     model.config.intermediate_size += size
     return model

@@ -74,10 +74,9 @@ def load_model(folder: Path, max_length: int) -> PreTrainedModel:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < max_length:
         raise TrainingError(f"max_length {max_length} is above the model's {positions} positions")
-    return model  # type: ignore[no-any-return]
+    return model
 
 
-@torch.no_grad()
 def initialize(model: nn.Module, config: TrainingConfig) -> None:
     """Draw the matrices of a model with ``init_method``; biases become 0, norms stay as they are.
 
@@ -85,12 +84,12 @@ def initialize(model: nn.Module, config: TrainingConfig) -> None:
     ``init_gain`` multiplies either.
     """
     generator = torch.Generator().manual_seed(config.seed)
-    for module in model.modules():
-        if not isinstance(module, (nn.Linear, nn.Embedding)):
-            continue
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            module.bias.zero_()
-        _draw(module.weight, config, generator)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                _draw(module.weight, config, generator)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
 
 
 def _draw(weight: torch.Tensor, config: TrainingConfig, generator: torch.Generator) -> None:

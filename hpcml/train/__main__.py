@@ -1,0 +1,59 @@
+"""``python -m hpcml.train``: train the cell in ``$HPCML_CELL_DIR``, one process per rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hpcml.train.stop import AGAIN, StopRequest
+
+
+def main() -> int:
+    """Exit code: 0 done, 75 saved after being asked to stop, 1 failed."""
+    stop_file = os.environ.get("HPCML_STOP_FILE")
+    stop = StopRequest(Path(stop_file) if stop_file else None)
+    stop.install()  # before the imports below, which take seconds
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:
+        os.environ.setdefault("RAYON_NUM_THREADS", threads)  # the tokenizer's threads
+
+    from hpcml.data.corpus import DataError
+    from hpcml.train.checkpoint import CheckpointError
+    from hpcml.train.config import TrainingError, TrainingJob
+
+    cell_dir = os.environ.get("HPCML_CELL_DIR")
+    if not cell_dir:
+        print("hpcml.train: HPCML_CELL_DIR is not set; the worker sets it", file=sys.stderr)
+        return 1
+    try:
+        job = TrainingJob.load(Path(cell_dir), os.environ)
+        try:
+            from hpcml.train import torch_engine
+        except ImportError as error:
+            raise TrainingError(
+                f"the engine torch needs torch, transformers, accelerate and peft in this "
+                f"environment: {error} (pip install 'hpcml[torch]')"
+            ) from error
+        return torch_engine.run(job, stop)
+    except (TrainingError, DataError, CheckpointError) as error:
+        print(f"hpcml.train: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            print(
+                f"hpcml.train: {error}\nTry a smaller per_device_train_batch_size or "
+                "gradient_checkpointing.",
+                file=sys.stderr,
+            )
+            return 1
+        if stop.requested and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # Another rank left while this one waited for it: all were asked to. The last
+            # checkpoint stands.
+            print(f"hpcml.train: a rank left before this one could save: {error}", file=sys.stderr)
+            return AGAIN
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A training that was interrupted equals one that was not, to the last bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cells
+import pytest
+
+MakeCell = Callable[..., Path]
+
+PLATEAU = {
+    "lr_scheduler_type": "reduce_on_plateau",
+    "lr_patience": 0,
+    "lr_factor": 0.5,
+    "lr_threshold": 0.05,
+    "eval_steps": 2,
+    "load_best_model_at_end": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options"),
+    [
+        pytest.param({"dropout": 0.2, "gradient_accumulation_steps": 2}, {}, id="dropout"),
+        pytest.param({"optim": "sgd", "momentum": 0.9, "warmup_steps": 4}, {}, id="momentum"),
+        pytest.param({"group_by_length": True}, {"packing": False}, id="documents"),
+        pytest.param(PLATEAU, {}, id="plateau"),
+        pytest.param({"bf16": True, "lr_scheduler_type": "cosine"}, {}, id="bf16"),
+        pytest.param(
+            {"early_stopping_patience": 2, "early_stopping_threshold": 0.2, "eval_steps": 2},
+            {},
+            id="early-stopping",
+        ),
+    ],
+)
+def test_continues_to_the_last_bit(
+    make_cell: MakeCell, data_root: Path, parameters: dict[str, Any], options: dict[str, Any]
+) -> None:
+    whole = make_cell("whole", parameters=parameters, **options)
+    assert cells.train(whole, data_root) == 0
+    # Interrupted within a window of logging_steps, at a checkpoint, and before the last step.
+    parts = make_cell("parts", parameters=parameters, **options)
+    for steps in (3, 2, 1):
+        assert cells.train(parts, data_root, stop_after=steps) == 75
+    assert cells.train(parts, data_root) == 0
+    assert cells.metrics(parts) == cells.metrics(whole)
+    assert cells.weights(parts) == cells.weights(whole)
+
+
+@pytest.mark.parametrize("method", ["lora", "adapter", "prompt_tuning", "freeze"])
+def test_fine_tuning_continues_to_the_last_bit(
+    make_cell: MakeCell, data_root: Path, base_model: Path, method: str
+) -> None:
+    parameters = {"fine_tuning_method": method, "lora_dropout": 0.1, "dropout": 0.1}
+    if method == "freeze":
+        parameters["num_frozen_layers"] = 1
+    whole = make_cell("whole", parameters=parameters, model=base_model)
+    assert cells.train(whole, data_root) == 0
+    parts = make_cell("parts", parameters=parameters, model=base_model)
+    assert cells.train(parts, data_root, stop_after=6) == 75
+    assert cells.train(parts, data_root) == 0
+    assert cells.metrics(parts) == cells.metrics(whole)
+    assert cells.weights(parts) == cells.weights(whole)
+
+
+def test_a_finished_training_only_leaves_its_metrics_again(
+    make_cell: MakeCell, data_root: Path
+) -> None:
+    cell = make_cell()
+    assert cells.train(cell, data_root) == 0
+    before, written = cells.metrics(cell), cells.weights(cell)
+    (cell / "metrics.jsonl").unlink()
+    assert cells.train(cell, data_root) == 0
+    after = cells.metrics(cell)
+    assert list(after) == [12]
+    assert after[12]["unigram_entropy"] == before[12]["unigram_entropy"]
+    assert cells.weights(cell) == written
+    assert len(cells.events(cell, "checkpoint")) == 3
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    make_cell: MakeCell, data_root: Path
+) -> None:
+    whole = make_cell("whole")
+    assert cells.train(whole, data_root) == 0
+    cell = make_cell("cell")
+    assert cells.train(cell, data_root, stop_after=11) == 75
+    (cell / "checkpoints" / "step-11" / "training.pt").write_bytes(b"torn")
+    assert cells.train(cell, data_root) == 0
+    (damaged,) = cells.events(cell, "damaged")
+    assert "damaged-step-11-1" in damaged["path"]
+    assert "training.pt" in damaged["reason"]
+    assert cells.metrics(cell) == cells.metrics(whole)
+    assert cells.weights(cell) == cells.weights(whole)
+
+
+def test_without_any_checkpoint_it_starts_anew(make_cell: MakeCell, data_root: Path) -> None:
+    cell = make_cell()
+    assert cells.train(cell, data_root) == 0
+    before = cells.metrics(cell)
+    shutil.rmtree(cell / "checkpoints")
+    assert cells.train(cell, data_root) == 0
+    assert cells.metrics(cell) == before
+
+
+def test_the_loss_falls(make_cell: MakeCell, data_root: Path) -> None:
+    cell = make_cell(parameters={"max_steps": 100, "eval_steps": 100})
+    assert cells.train(cell, data_root) == 0
+    final = cells.metrics(cell)[100]
+    assert final["eval_loss"] < 0.7 * final["unigram_entropy"]
+    assert final["total_steps"] == 100
