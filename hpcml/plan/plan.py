@@ -194,7 +194,12 @@ def _resources(loaded: LoadedRecipe) -> Resources:
 
 def runs_root(site: Site, root: Path | None) -> Path:
     """The runs root: `root` if given, `$HPCML_RUNS`, the site's, or `runs` in this folder."""
-    if root is not None:
-        return root.absolute()
-    named = os.environ.get("HPCML_RUNS") or site.runs or "runs"
-    return Path(os.path.expandvars(named)).expanduser().absolute()
+    if root is None:
+        named = os.environ.get("HPCML_RUNS") or site.runs or "runs"
+        root = Path(os.path.expandvars(named)).expanduser()
+    if ":" in str(root.absolute()):
+        raise UserError(
+            f"{root.absolute()}: the path of the runs root has a ':' in it, where PYTHONPATH "
+            "would end; choose another by --root"
+        )
+    return root.absolute()

@@ -1,0 +1,63 @@
+"""The rendered scripts, byte for byte. After a wanted change: HPCML_UPDATE_GOLDEN=1 pytest …"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.launch.submit import next_submission
+from hpcml.plan import compile_plan
+from hpcml.recipe.load import load_recipe
+from hpcml.render import render_script
+from hpcml.site.search import load_site
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CASES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+
+RECIPE = """
+name: golden
+kind: command
+sweep: {grid: {n: [1, 2, 3]}}
+resources: {cpus: 2, time: 10m}
+command: {run: [echo, "$(never) '{{ params.n }}'"]}
+"""
+
+
+def script(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    monkeypatch.setenv("HPCML_RUNS", "/srv/the runs")
+    plan = compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml"))
+    text = render_script(next_submission(plan))
+    return re.sub(r"/code/[0-9a-f]{10}", "/code/0123456789", text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_script(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = script(case, tmp_path, monkeypatch)
+    golden = GOLDEN / f"{case}.sh"
+    if os.environ.get("HPCML_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bash_and_shellcheck_accept_it(case: str) -> None:
+    golden = GOLDEN / f"{case}.sh"
+    subprocess.run(["bash", "-n", golden], check=True)
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or "shellcheck"
+    # SC2016: that nothing expands within the quotes is what they are for.
+    command = [shellcheck, "--exclude=SC2016", golden]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_rendering_twice_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = script("local", tmp_path, monkeypatch)
+    assert script("local", tmp_path, monkeypatch) == first
