@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
@@ -63,12 +63,23 @@ def _exclusion(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
-Budget = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Budget = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Text = Annotated[str, Field(min_length=1)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 Values = Annotated[list[Any], Field(min_length=1)]
 Group = Annotated[dict[str, Values], Field(min_length=1)]
+Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+"""Text that a file may have without quotes, and that counts as it is written."""
+_GROUP = {"type": "object", "additionalProperties": {"type": "array"}}
+Groups = Annotated[
+    list[Group],
+    BeforeValidator(_one_or_more),
+    WithJsonSchema({"anyOf": [_GROUP, {"type": "array", "items": _GROUP}]}),
+]
+Exclusion = Annotated[
+    Any, BeforeValidator(_exclusion), WithJsonSchema({"type": ["string", "object"]})
+]
 Point = Annotated[dict[str, Any], Field(min_length=1)]
 
 
@@ -92,7 +103,7 @@ class Sweep(Block):
     grid: dict[str, Values] = Field(
         default_factory=dict, description="Parameter: list of values. Each one is an axis."
     )
-    zip: Annotated[list[Group], BeforeValidator(_one_or_more)] = Field(
+    zip: Groups = Field(
         default_factory=list,
         description="Parameters whose lists belong together, value by value: one axis. A list of "
         "such mappings makes several axes.",
@@ -101,7 +112,7 @@ class Sweep(Block):
     points: list[Point] = Field(
         default_factory=list, description="An axis of points that are written out, as mappings."
     )
-    exclude: list[Annotated[Any, BeforeValidator(_exclusion)]] = Field(
+    exclude: list[Exclusion] = Field(
         default_factory=list,
         description="Cells to leave out: those where all parameters of a mapping are equal, or "
         "where an expression such as `params.optim == 'sgd' and params.learning_rate > 0.1` is "
@@ -179,7 +190,7 @@ class Retry(Block):
 class Command(Block):
     """A program that is run for each cell, without a shell."""
 
-    run: list[str] = Field(
+    run: list[Written] = Field(
         min_length=1,
         description="The program and its arguments, each taken as written. `{{ params.x }}` is "
         "the value of a parameter.",
@@ -263,7 +274,7 @@ class Recipe(Block):
         default_factory=Checkpoint, description="Which checkpoints stay."
     )
     retry: Retry = Field(default_factory=Retry, description="Attempts after failures.")
-    env: dict[VariableName, str] = Field(
+    env: dict[VariableName, Written] = Field(
         default_factory=dict,
         description="Environment variables, each taken as written; `{{ params.x }}` is the value "
         "of a parameter.",

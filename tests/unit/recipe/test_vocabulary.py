@@ -344,7 +344,7 @@ def test_parameters_that_do_not_interact_stand_alone(params: dict[str, Any]) -> 
             "params: {momentum: 0.9}\nsweep:\n  grid: {optim: [sgd, adamw]}\n",
             ["recipe.yaml:4: params.momentum", 'cell with optim="adamw"', "sweep.when"],
         ),
-        ("params: {batch_size: 6}\nresources: {gpus: 4}\n", ["global_batch_size", "multiple of 4"]),
+        ("params: {batch_size: 6}\nresources: {gpus: 4}\n", ["params.batch_size", "multiple of 4"]),
     ],
 )
 def test_mistakes_in_a_recipe(recipes: Recipes, text: str, parts: list[str]) -> None:

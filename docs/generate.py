@@ -1,0 +1,238 @@
+"""Write the reference pages that come from the code: docs/recipe.md and docs/hyperparameters.md.
+
+python docs/generate.py           writes them
+python docs/generate.py --check   ends with 1 if one of them is not up to date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcml.recipe.hyperparameters import HYPERPARAMETERS, Hyperparameter
+from hpcml.recipe.schema import Recipe, json_schema
+from hpcml.recipe.validation import Block, blocks
+from hpcml.recipe.vocabulary import allowed_values
+
+DOCS = Path(__file__).resolve().parent
+
+RECIPE_INTRODUCTION = """\
+# Recipes
+
+A recipe is one YAML file that says what to run, over which parameters, and with which resources.
+Where it runs is said by a site, so the same recipe runs on a laptop and on a cluster.
+
+```yaml
+name: lr                       # the run's folder and its jobs are called so
+kind: command                  # a program of yours; the other kind is train
+
+params:                        # the same in all cells
+  steps: 1000
+sweep:                         # what varies: 3 * 2 = 6 cells
+  grid:
+    learning_rate: [1e-3, 3e-3, 1e-2]
+    seed: [0, 1]
+
+command:
+  run: [python3, fit.py, "--lr={{ params.learning_rate }}", "--seed={{ params.seed }}",
+        "--steps={{ params.steps }}"]
+
+objective: {metric: loss, mode: min}   # what `hpcml results` ranks by
+resources: {cpus: 1, time: 30m}        # what each cell needs
+```
+
+`hpcml sweep --dry-run recipe.yaml` shows the cells and the jobs without starting anything. Each
+key can be replaced on the command line: `--set resources.time=1h`, `--set sweep.grid.seed=[0]`.
+
+## How YAML is read
+
+Strictly: a key that is given twice, an unknown key, or a tab is an error that names file and line.
+Scalars are those of YAML 1.2: `1e-4` is a number; `no`, `on`, `04:00:00` and `2024-01-31` are
+text; only `true` and `false` are booleans. Numbers with leading zeros are text. The entries of
+`command.run` and the values of `env` are taken as they are written: `1.10` stays `1.10`.
+
+## Expressions
+
+In the texts of `command`, `env`, `train.model` and `train.data`, `{{ params.x }}` is the value of
+the parameter `x`, and `{{ cell.index }}` the number of the cell, from 0. Between the braces there
+may be an expression of Jinja: `{{ params.width * 2 }}`,
+`{{ 'fast' if params.batch > 8 else 'exact' }}`, `{{ params.name | upper }}`. Nothing can be called.
+Text arrives unchanged, whatever is in it, and is never part of a shell script; numbers are written
+so that reading them gives the same number; `true`, `false` and `null` are as in YAML; lists and
+mappings become JSON. Outside `{{ }}` nothing is special.
+
+Conditions, in `sweep.exclude` and `sweep.when`, are the same expressions without braces:
+`params.optim == 'sgd' and params.learning_rate > 0.1`.
+
+## Sweeps
+
+Every part of `sweep` is an axis, and the cells are the product of all axes, in the order of the
+file, the last axis fastest: each key of `grid`; each mapping of `zip`; `random`; `points`. A swept
+value replaces the one in `params`. Dots reach into nested parameters: `model.width: [64, 128]`.
+
+```yaml
+sweep:
+  grid:
+    optim: [adamw, sgd]
+    momentum: [0.0, 0.9]
+  when:
+    momentum: params.optim == 'sgd'      # adamw has no momentum: it is one cell, not two
+  exclude:
+    - {optim: sgd, momentum: 0.0}        # all of these equal
+    - params.momentum > 0.95             # or an expression
+```
+
+Conditions of `when` are looked at in their order, those of `exclude` after them. A sweep has at
+most 1,000,000 cells.
+
+The id of a cell depends on what decides its result (kind, parameters, and what is run), and not on
+the order of keys, on the other cells, or on `name`, `description`, `resources`, `array`,
+`checkpoint` and `retry`. So a sweep may grow, or get more time: cells that are done stay done.
+
+## Keys
+"""
+
+HYPERPARAMETERS_INTRODUCTION = """\
+# Hyperparameters
+
+What `params` and `sweep` of a recipe of kind `train` may have. There is one name for each thing;
+the other names in the table are accepted, and stored under the first one. A parameter that the
+engine would ignore is an error, and so are values that contradict each other.
+
+`null` means that a parameter isn't used, or that it follows from others as its meaning says.
+"""
+
+WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "object": "mapping",
+    "array": "list",
+}
+
+
+def recipe_page() -> str:
+    """Return docs/recipe.md."""
+    definitions = json_schema()
+    parts = [RECIPE_INTRODUCTION]
+    for key, block in blocks(Recipe):
+        schema = definitions["$defs"][block.__name__] if key else definitions
+        parts.append(f"\n### `{key}`\n\n{schema['description']}\n" if key else "")
+        parts.append("\n| key | value | default | meaning |\n|---|---|---|---|\n")
+        parts += [f"| {' | '.join(row)} |\n" for row in _keys(key, block, schema, definitions)]
+    return "".join(parts)
+
+
+def _keys(
+    prefix: str, block: type[Block], schema: dict[str, Any], definitions: dict[str, Any]
+) -> Iterator[tuple[str, str, str, str]]:
+    required = schema.get("required", [])
+    for name, field in schema["properties"].items():
+        path = f"{prefix}.{name}" if prefix else name
+        reference = _reference(field)
+        if reference:
+            value = f"[mapping](#{path.replace('.', '')})"
+            meaning = field.get("description") or definitions["$defs"][reference]["description"]
+        else:
+            value, meaning = _value(field), field["description"]
+        info = block.model_fields[name]
+        if name in required:
+            default = "required"
+        elif reference or info.default is None or info.default_factory is not None:
+            default = ""
+        else:
+            written = block.__pydantic_serializer__.to_python(
+                block.model_construct(**{name: info.default}), include={name}
+            )[name]
+            default = f"`{_text(written)}`"
+        yield f"`{name}`", value, default, meaning.replace("|", "\\|")
+
+
+def _reference(field: dict[str, Any]) -> str | None:
+    for part in (field, *field.get("anyOf", [])):
+        if "$ref" in part:
+            return str(part["$ref"]).rpartition("/")[2]
+    return None
+
+
+def _value(field: dict[str, Any]) -> str:
+    if "enum" in field:
+        return " or ".join(f"`{value}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "anyOf" in field:
+        return " or ".join(_value(part) for part in field["anyOf"] if part.get("type") != "null")
+    kind = field.get("type", "")
+    if "examples" in field:
+        return "time" if "integer" in kind else "size"
+    words = WORDS.get(kind, "value")
+    limits = [
+        f"{sign} {field[limit]:g}"
+        for limit, sign in (
+            ("minimum", "≥"),
+            ("exclusiveMinimum", ">"),
+            ("maximum", "≤"),
+            ("exclusiveMaximum", "<"),
+        )
+        if limit in field
+    ]
+    return " ".join((words, *limits))
+
+
+def hyperparameters_page() -> str:
+    """Return docs/hyperparameters.md."""
+    parts = [HYPERPARAMETERS_INTRODUCTION]
+    for group in dict.fromkeys(row.group for row in HYPERPARAMETERS):
+        parts.append(f"\n## {group}\n\n")
+        parts.append("| name | value | default | meaning | engines |\n|---|---|---|---|---|\n")
+        parts += [_row(row) for row in HYPERPARAMETERS if row.group == group]
+    return "".join(parts)
+
+
+def _row(row: Hyperparameter) -> str:
+    name = f"**{row.name}**"
+    if row.aliases:
+        name += "<br>" + ", ".join(row.aliases)
+    value = allowed_values(row) + (f" ({row.unit})" if row.unit and "list" not in row.kind else "")
+    if row.default_by:
+        default = ", ".join(f"{_text(value)} ({key})" for key, value in row.default_by.items())
+    else:
+        default = _text(row.default)
+    meaning = row.meaning
+    for selector, allowed in row.only_with:
+        choices = " or ".join(allowed)
+        meaning += f" Only with {selector} {choices}." if choices else f" Only with {selector}."
+    if row.new_model:
+        meaning += " Only for a new model."
+    engines = "<br>".join(f"{engine}: {how}" for engine, how in row.engines.items())
+    return f"| {name} | {value} | {default} | {meaning} | {engines or 'none yet'} |\n"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+PAGES = {"recipe.md": recipe_page, "hyperparameters.md": hyperparameters_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them; return the exit code."""
+    stale = []
+    for name, make in PAGES.items():
+        path, text = DOCS / name, make()
+        if arguments == ["--check"]:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                stale.append(name)
+        else:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"not up to date: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.recipe import expand, load_recipe
+
+from .writing import Recipes
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_reference_pages_are_up_to_date() -> None:
+    found = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_recipe_on_the_first_page_is_right(recipes: Recipes) -> None:
+    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    first, second = (part.partition("```")[0] for part in page.split("```yaml\n")[1:])
+    cells = recipes.cells(first)
+    assert len(cells) == 6
+    arguments = ["--lr=0.001", "--seed=1", "--steps=1000"]
+    assert cells[1].payload["argv"] == ["python3", "fit.py", *arguments]
+    sweep = recipes.cells("name: t\nkind: train\ntrain: {data: {source: python-stdlib}}\n" + second)
+    assert [cell.swept for cell in sweep] == [
+        {"optim": "adamw"},
+        {"optim": "sgd", "momentum": 0.9},
+    ]
+
+
+@pytest.mark.parametrize("name", ["lr_sweep.yaml", "command_sweep.yaml"])
+def test_the_recipes_that_come_along_are_right(name: str) -> None:
+    cells = expand(load_recipe(ROOT / "recipes" / name))
+    assert len(cells) == 8
