@@ -197,8 +197,7 @@ class Command(Block):
     )
     directory: Text | None = Field(
         default=None,
-        description="Where it runs; by default in the snapshot of the recipe's folder. A "
-        "relative path is below that.",
+        description="Where it runs, relative to the snapshot of the project; by default there.",
     )
 
 
@@ -241,7 +240,7 @@ class Train(Block):
 
 
 class Code(Block):
-    """The snapshot of the recipe's folder that the jobs run from."""
+    """The snapshot of the project that a command runs from: the recipe's git repository, or folder."""
 
     limit: Annotated[Memory, Field(gt=0)] = Field(
         default=100 * 1024**2, description="How large it may be; more is an error."
@@ -290,7 +289,7 @@ class Recipe(Block):
     train: Train | None = Field(
         default=None, description="The training; exactly with kind `train`."
     )
-    code: Code = Field(default_factory=Code, description="The snapshot of the recipe's folder.")
+    code: Code = Field(default_factory=Code, description="The snapshot of the project.")
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""The recipes that come along, and the program of one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.recipe import expand, load_recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", ["lr_sweep.yaml", "command_sweep.yaml"])
+def test_the_recipes_are_right(name: str) -> None:
+    cells = expand(load_recipe(ROOT / "recipes" / name))
+    assert len(cells) == 8
+
+
+def descend(cell: Path) -> tuple[int, dict[int, float]]:
+    """Run command_sweep.py as a cell; return its exit code and the loss by step."""
+    cell.mkdir(exist_ok=True)
+    found = subprocess.run(
+        [sys.executable, "command_sweep.py", "--learning-rate=1e-3", "--steps=2000"],
+        cwd=ROOT / "recipes",
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HPCML_CELL_DIR": str(cell),
+            "HPCML_METRICS": str(cell / "metrics.jsonl"),
+            "HPCML_STOP_FILE": str(cell / "stop"),
+        },
+        check=False,
+    )
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()
+    ]
+    return found.returncode, {line["step"]: line["loss"] for line in lines}
+
+
+def test_a_descent_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = descend(tmp_path / "whole")
+    assert whole[0] == 0
+    assert max(whole[1]) == 2000
+
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "stop").touch()
+    for stops in (1, 2, 3):
+        code, losses = descend(parts)
+        assert code == 75
+        assert max(losses) == 100 * stops
+    (parts / "stop").unlink()
+    assert descend(parts) == whole
