@@ -65,7 +65,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         raise AssertionError("unreachable")
     _check_environment(problems, recipe)
     _check_train(problems, recipe)
-    _check_values(problems, document.data)
+    _check_values(problems, recipe, document.data)
     problems.raise_any()
     if recipe.kind == "train" and recipe.objective is None:
         recipe = recipe.model_copy(update={"objective": Objective(metric="eval_loss")})
@@ -126,19 +126,17 @@ def _check_train(problems: Problems, recipe: Recipe) -> None:
         )
 
 
-def _check_values(problems: Problems, data: Mapping[str, Any]) -> None:
-    """Values must be kept as JSON, which has no infinity; one text form of it is allowed."""
-    for path, value in _floats(("params",), data.get("params")):
-        _check_finite(problems, path, value)
-    for path, value in _floats(("sweep",), data.get("sweep")):
-        _check_finite(problems, path, value)
-
-
-def _check_finite(problems: Problems, path: tuple[str | int, ...], value: float) -> None:
-    if not math.isfinite(value) and "grad_norm_type" not in path and "norm_type" not in path:
-        problems.add(
-            path, f"{value} is not a finite number; put it in quotes if a program takes it as text"
-        )
+def _check_values(problems: Problems, recipe: Recipe, data: Mapping[str, Any]) -> None:
+    """Values must be kept as JSON, which has no infinity; one parameter has a text form of it."""
+    for part in ("params", "sweep"):
+        for path, value in _floats((part,), data.get(part)):
+            infinite_norm = recipe.kind == "train" and {"grad_norm_type", "norm_type"} & {*path}
+            if not math.isfinite(value) and not infinite_norm:
+                problems.add(
+                    path,
+                    f"{value} is not a finite number; put it in quotes if a program takes it as "
+                    "text",
+                )
 
 
 def _floats(

@@ -240,7 +240,9 @@ class Train(Block):
 
 
 class Code(Block):
-    """The snapshot of the project that a command runs from: the recipe's git repository, or folder."""
+    """The snapshot of the project (the recipe's git repository, or its folder) that a command
+    runs from.
+    """
 
     limit: Annotated[Memory, Field(gt=0)] = Field(
         default=100 * 1024**2, description="How large it may be; more is an error."
