@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _SHORT_VALUE = 12
+_SHORT_NAME = 16
 _NAMED = 8
 _REASONS = 10
 _COLOURS = {
@@ -96,6 +97,8 @@ def cells_table(
 def results_table(results: Results, rows: Sequence[Result], width: int) -> Table:
     """Ranked cells with their parameters and metrics."""
     cells = [row.cell for row in rows]
+    first = shown_metrics(cells, results.run)
+    ordered = first + [name for name in results.metrics if name not in first]
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     columns = [
         _Column("rank", [str(row.rank or "") for row in rows], 100, right=True),
@@ -103,7 +106,7 @@ def results_table(results: Results, rows: Sequence[Result], width: int) -> Table
         *_param_columns(cells, results.run),
         *(
             _Column(name, [text.number(cell.metrics.get(name)) for cell in cells], keep, right=True)
-            for name, keep in zip(results.metrics, (90, 45, 44, 43, 42, 41), strict=False)
+            for name, keep in zip(ordered, (90, 45, 44, 43, 42, 41), strict=False)
         ),
         _Column("state", [cell.state for cell in cells], 95),
         _Column("attempts", attempts, 30, right=True),
@@ -129,11 +132,12 @@ def reasons_of(cells: Sequence[CellState]) -> list[str]:
 
 
 def _param_columns(cells: Sequence[CellState], run: RunFolder) -> list[_Column]:
-    """A column for each swept parameter; its name may be cut sooner than a short value."""
+    """A column for each swept parameter; a long name is cut sooner than a short value."""
     columns = []
     for place, name in enumerate(run.swept):
         fields = [text.value(cell.params[name]) if name in cell.params else "" for cell in cells]
         least = min(max(map(len, fields), default=0), _SHORT_VALUE)
+        least = max(least, min(len(name), _SHORT_NAME))
         columns.append(_Column(name, fields, max(46, 60 - place), max(least, 5)))
     return columns
 
