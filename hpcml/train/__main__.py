@@ -56,4 +56,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is on disk. An orderly end of the interpreter would let threads of torch's process
+    # groups abort it now and then, and the exit code is what the worker goes by.
+    os._exit(code)

@@ -648,9 +648,7 @@ class CellTrainer(Trainer):
             weights_only: for a training that is finished, which has no optimizer any more.
         """
         finetune.load_weights(self.model, self.config, checkpoint.path / "model")
-        state = torch.load(
-            checkpoint.path / "training.pt", map_location=self.args.device, weights_only=True
-        )
+        state = torch.load(checkpoint.path / "training.pt", map_location="cpu", weights_only=True)
         self.state.global_step = state["step"]
         self.progress = Progress(**state["progress"])
         if self.group.first and self.progress.best_step == checkpoint.step:
