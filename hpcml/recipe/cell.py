@@ -76,6 +76,9 @@ class Cell:
 
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of a value, whatever the order of its keys."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _encode(value)
+
+
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode

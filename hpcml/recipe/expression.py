@@ -78,10 +78,13 @@ def text_of(value: Any) -> str:
         return repr(value)
     if value is None or isinstance(value, (bool, int, list, tuple, dict)):
         try:
-            return json.dumps(value, ensure_ascii=False)
+            return _encode(value)
         except (TypeError, ValueError):
             pass
     raise ExpressionError(f"the result is {type(value).__name__}, not text, a number or a list")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Template:
@@ -173,7 +176,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(undefined=_Undefined)
         self.globals.clear()
         self.filters = {name: self.filters[name] for name in _FILTERS}
-        self.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+        self.filters["json"] = _encode
         self.filters["string"] = text_of
 
     def getattr(self, obj: Any, attribute: str) -> Any:

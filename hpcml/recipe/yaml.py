@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ _MAX_REPEATED = 100_000  # values that may come from aliases; a few lines can st
 _MAX_DIGITS = 4000  # CPython refuses to convert longer texts to an int
 
 
+@lru_cache(maxsize=10_000)  # a long file has the same few keys again and again
+def _plain_tag(value: str) -> str:
+    for tag, form in _SCALAR_FORMS:
+        if form.fullmatch(value):
+            return tag
+    return _STR
+
+
 class _Loader(_BaseLoader):  # type: ignore[misc]
     """A loader that only composes nodes, with the scalar rules above instead of YAML 1.1's."""
 
@@ -56,10 +65,7 @@ class _Loader(_BaseLoader):  # type: ignore[misc]
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         if kind is ScalarNode and implicit[0]:
-            for tag, form in _SCALAR_FORMS:
-                if form.fullmatch(value):
-                    return tag
-            return _STR
+            return _plain_tag(value)
         return {ScalarNode: _STR, SequenceNode: _SEQ}.get(kind, _MAP)
 
 
@@ -275,22 +281,22 @@ class _Construction:
         data: dict[str, Any] = {}
         first: dict[str, Node] = {}
         for key_node, value_node in node.value:
-            place = _place(key_node.start_mark)
             if not isinstance(key_node, ScalarNode):
                 raise UserError(
-                    f"{place}: a key must be text, not {_kind(key_node)}; "
+                    f"{_place(key_node.start_mark)}: a key must be text, not {_kind(key_node)}; "
                     "a value that begins with {{ must be in quotes"
                 )
             # Keys are text as they are written, so that `on`, `1` and `null` are names.
             key = _text(key_node)
             if key == "<<" and not key_node.style:
                 raise UserError(
-                    f"{place}: merge keys (<<) are not part of YAML 1.2; write the keys out"
+                    f"{_place(key_node.start_mark)}: merge keys (<<) are not part of YAML 1.2; "
+                    "write the keys out"
                 )
             if key in data:
                 raise UserError(
-                    f"{place}: the key {key!r} is given twice; the first one is in line "
-                    f"{first[key].start_mark.line + 1}"
+                    f"{_place(key_node.start_mark)}: the key {key!r} is given twice; the first "
+                    f"one is in line {first[key].start_mark.line + 1}"
                 )
             first[key] = key_node
             data[key] = self._value(value_node)
