@@ -52,8 +52,8 @@ def write_corpus(folder: Path, files: int = 40) -> str:
     """A corpus of simple sentences; returns its glob pattern."""
     folder.mkdir(parents=True)
     chooser = random.Random(7)
-    nouns = "cat dog house tree river stone light cloud road bird".split()
-    verbs = "sees finds likes follows leaves".split()
+    nouns = ["cat", "dog", "house", "tree", "river", "stone", "light", "cloud", "road", "bird"]
+    verbs = ["sees", "finds", "likes", "follows", "leaves"]
     for number in range(files):
         lines = []
         for _ in range(chooser.randint(5, 60)):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine torch is not installed")
 pytest.importorskip("transformers", reason="the engine torch is not installed")
 
-import cells  # noqa: E402
+import cells
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,9 @@ PLATEAU = {
     [
         pytest.param({"dropout": 0.2, "gradient_accumulation_steps": 2}, {}, id="dropout"),
         pytest.param({"optim": "sgd", "momentum": 0.9, "warmup_steps": 4}, {}, id="momentum"),
-        pytest.param({"group_by_length": True}, {"packing": False}, id="documents"),
+        pytest.param(
+            {"group_by_length": True, "max_length": 128}, {"packing": False}, id="documents"
+        ),
         pytest.param(PLATEAU, {}, id="plateau"),
         pytest.param({"bf16": True, "lr_scheduler_type": "cosine"}, {}, id="bf16"),
         pytest.param(
