@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.memory import no_collection
 from hpcml.recipe.problems import Problems
 from hpcml.recipe.schema import Objective, Recipe
 from hpcml.recipe.validation import checked
@@ -46,6 +47,7 @@ class LoadedRecipe:
         return Path(os.path.abspath(self.document.path)).parent
 
 
+@no_collection()
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> LoadedRecipe:
     """Read and check a recipe.
 

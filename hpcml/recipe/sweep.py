@@ -12,6 +12,7 @@ from hpcml.recipe.cell import ABSENT, Cell, Row
 from hpcml.recipe.expression import Condition, ExpressionError, Parameters
 from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS
 from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.memory import no_collection
 from hpcml.recipe.payload import (
     CommandCells,
     PerValue,
@@ -25,6 +26,7 @@ from hpcml.recipe.vocabulary import BATCH
 Values = dict[str, Any]
 
 
+@no_collection()
 def expand(loaded: LoadedRecipe) -> list[Cell]:
     """Return the cells of a recipe, in the order of the file, the last axis fastest.
 

@@ -20,6 +20,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from hpcml.errors import UserError
+from hpcml.recipe.memory import no_collection
 from hpcml.recipe.problems import KeyPath
 
 _BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -153,6 +154,7 @@ class Document:
         return found, mark
 
 
+@no_collection()
 def load_yaml(path: str | os.PathLike[str]) -> Document:
     """Read a YAML file whose top level is a mapping.
 
