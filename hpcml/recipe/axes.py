@@ -234,9 +234,8 @@ def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:
         if name is None:
             continue
         if name in names.places:
-            problems.add(
-                place, f"{name} is swept by {'.'.join(map(str, names.places[name]))} already"
-            )
+            first = problems.key_of(names.places[name])
+            problems.add(place, f"{name} is swept by {first} already")
             continue
         names.places[name] = place
         canonical.append(name)
@@ -250,9 +249,9 @@ def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:
         if draft.collapse:
             choices = list(dict.fromkeys(choices))
         else:
-            first: dict[tuple[Entry, ...], int] = {}
+            seen: dict[tuple[Entry, ...], int] = {}
             for index, choice in enumerate(choices):
-                if choice in first:
+                if choice in seen:
                     shown = ", ".join(
                         f"{name}={entry.text}"
                         for name, entry in zip(canonical, choice, strict=True)
@@ -260,7 +259,7 @@ def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:
                     )
                     problems.add(
                         draft.path,
-                        f"entries {first[choice] + 1} and {index + 1} are the same ({shown})",
+                        f"entries {seen[choice] + 1} and {index + 1} are the same ({shown})",
                     )
-                first.setdefault(choice, index)
+                seen.setdefault(choice, index)
     return Axis(tuple(canonical), choices)

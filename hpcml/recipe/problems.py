@@ -56,6 +56,10 @@ class Problems:
         if line not in self._lines:
             self._lines.append(line)
 
+    def key_of(self, key_path: KeyPath) -> str:
+        """Return the key path as people write it."""
+        return self._document.key_of(key_path)
+
     def raise_any(self) -> None:
         """Raise a ``UserError`` that lists everything recorded; do nothing if there is nothing."""
         if self._lines:

@@ -235,8 +235,8 @@ def _ignored(row: Hyperparameter, selector: str, allowed: tuple[Any, ...], actua
         return f"it would be ignored, because {selector} is not given"
     choices = " or ".join(str(value) for value in allowed)
     return (
-        f"it would be ignored, because {selector} is {actual}; it needs {choices}. "
-        f"In a sweep over {selector}, sweep {row.name} too and give sweep.when a condition for it"
+        f"it would be ignored, because {selector} is {actual}; it needs {choices} (to sweep over "
+        f"{selector}, sweep {row.name} too, with a condition in sweep.when)"
     )
 
 
