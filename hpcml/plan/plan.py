@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcml import __version__
 from hpcml.errors import UserError
+from hpcml.plan.inputs import check_inputs
 from hpcml.plan.resources import Resources, check_fit
 from hpcml.plan.snapshot import Snapshot, project_root, take
 from hpcml.recipe.cell import Cell
@@ -26,7 +27,9 @@ class Plan:
     """A recipe on a site. Immutable: it is compiled once, then only executed.
 
     ``digest`` identifies the cells, and with them the run: the same cells are the same run, on
-    whatever resources they get. ``root`` is the runs root, ``folder`` where this run lies in it.
+    whatever resources they get. ``project`` is the folder that a snapshot is taken of, and
+    ``directory`` the recipe's folder in it. ``root`` is the runs root, ``folder`` where this run
+    lies in it.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Plan:
     python: str
     root: Path
     project: Path | None
+    directory: str
     code_limit: int
     recipe_text: str
     site_text: str
@@ -69,6 +73,7 @@ class Plan:
         """What the worker of a submission needs to know, beside the cells."""
         return {
             "kind": self.kind,
+            "directory": self.directory,
             "resources": asdict(self.resources),
             "retry": self.retry,
             "signal": {"name": self.site.signal.name, "lead": self.lead},
@@ -138,6 +143,8 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
             f"{loaded.document.where('env_from')}: env_from: {', '.join(missing)} "
             "not set in this environment; export it before the command"
         )
+    check_inputs(loaded, cells, site)
+    project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
     # Sorted: writing a list of the sweep in another order is no other experiment.
     content = json.dumps([recipe.kind, sorted(cell.id for cell in cells)], separators=(",", ":"))
@@ -156,7 +163,8 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
         site=site,
         python=site.python or sys.executable,
         root=runs_root(site, root),
-        project=project_root(loaded.folder) if recipe.kind == "command" else None,
+        project=project,
+        directory=os.path.relpath(loaded.folder.resolve(), project) if project else ".",
         code_limit=recipe.code.limit,
         recipe_text=loaded.text,
         site_text=found.text,

@@ -197,7 +197,8 @@ class Command(Block):
     )
     directory: Text | None = Field(
         default=None,
-        description="Where it runs, relative to the snapshot of the project; by default there.",
+        description="Where it runs; by default in the recipe's folder, as it is in the snapshot. "
+        "A relative path starts there.",
     )
 
 

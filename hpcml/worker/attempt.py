@@ -237,10 +237,11 @@ class Attempt:
         return [python, "-u", "-m", f"hpcml.{self.plan['kind']}"]
 
     def _directory(self) -> str:
-        project = os.path.join(self.run_dir, self.code, "project")
         if self.plan["kind"] != "command":
             return self.dir
-        return os.path.join(project, self.cell["payload"].get("directory") or "")
+        # os.path.join takes an absolute directory of the recipe as it is.
+        recipe = os.path.join(self.run_dir, self.code, "project", self.plan["directory"])
+        return os.path.join(recipe, self.cell["payload"].get("directory") or "")
 
     def _environment(self) -> "dict[str, str]":
         environment = dict(os.environ)

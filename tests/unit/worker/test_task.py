@@ -41,6 +41,7 @@ class Run:
         plan = {
             "digest": "d",
             "kind": "command",
+            "directory": ".",
             "resources": {**resources, **settings.pop("resources", {})},  # type: ignore[dict-item]
             "retry": settings.pop("retry", {"application": 0, "oom": 0, "killed": 0}),
             "signal": {"name": "USR1", "lead": settings.pop("lead", 20)},

@@ -1,0 +1,62 @@
+"""Whether what a recipe names is there, before a thousand cells find out that it is not."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+
+from hpcml.recipe.cell import Cell
+from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.problems import Problems
+from hpcml.site.schema import Site
+
+
+def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> None:
+    """Look for the files, folders and programs that the recipe names.
+
+    Raises:
+        UserError: one is missing; the message names its key.
+    """
+    problems = Problems(loaded.document)
+    if loaded.recipe.command is not None:
+        _check_program(loaded.recipe.command.run[0], site, problems)
+    if loaded.recipe.train is not None:
+        train = loaded.recipe.train
+        texts = [train.model, train.data.tokenizer, *train.data.files]
+        varies = any("{{" in text for text in texts if text)
+        for payload in _distinct(cells if varies else cells[:1]):
+            _check_training(payload, problems)
+    problems.raise_any()
+
+
+def _check_program(program: str, site: Site, problems: Problems) -> None:
+    # Setup lines may change the PATH, and a relative path starts in the snapshot.
+    if site.scheduler != "local" or site.setup or "PATH" in site.env:
+        return
+    if "{{" in program or (os.sep in program and not os.path.isabs(program)):
+        return
+    if shutil.which(program) is None:
+        problems.add(("command", "run", 0), f"there is no program {program!r} on this machine")
+
+
+def _distinct(cells: Iterable[Cell]) -> list[dict[str, object]]:
+    found = {}
+    for cell in cells:
+        payload = cell.payload
+        found[str((payload["model"], payload["data"]))] = payload
+    return list(found.values())
+
+
+def _check_training(payload: dict[str, object], problems: Problems) -> None:
+    model, data = payload["model"], payload["data"]
+    assert isinstance(data, dict)
+    if model is not None and not os.path.isfile(os.path.join(str(model), "config.json")):
+        problems.add(("train", "model"), f"{model} is no model folder: it has no config.json")
+    tokenizer = data["tokenizer"]
+    if tokenizer is not None and not os.path.isdir(tokenizer):
+        problems.add(("train", "data", "tokenizer"), f"there is no folder {tokenizer}")
+    for position, pattern in enumerate(data["files"]):
+        if not glob.glob(pattern, recursive=True):
+            problems.add(("train", "data", "files", position), f"no file matches {pattern}")

@@ -1,0 +1,240 @@
+"""What hpcml costs, against what it stands on. ``make bench`` prints the table.
+
+Whatever is compared is measured in turn, A B A B, in one run, so that a machine whose speed
+drifts does not favour one side. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PYTHON = sys.executable
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+SEQUENCES, LENGTH, STEPS, WARM = 8, 128, 120, 20
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    measured: str
+    wanted: str
+
+
+def seconds(command: list[str], folder: Path) -> float:
+    """Wall-clock time of a whole process."""
+    begun = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def paired(first: Callable[[], float], second: Callable[[], float], rounds: int) -> list[float]:
+    """Medians of both and of the ratio first/second, pair by pair."""
+    pairs = [(first(), second()) for _ in range(rounds + 1)][1:]
+    return [
+        statistics.median(pair[0] for pair in pairs),
+        statistics.median(pair[1] for pair in pairs),
+        statistics.median(pair[0] / pair[1] for pair in pairs),
+    ]
+
+
+def command_line(folder: Path) -> Iterator[Row]:
+    """`hpcml --help`, and the preview of a large sweep."""
+    mine, bare, ratio = paired(
+        lambda: seconds([PYTHON, "-m", "hpcml", "--help"], folder),
+        lambda: seconds([PYTHON, "-c", "import click, yaml, jinja2"], folder),
+        15,
+    )
+    yield Row(
+        "`hpcml --help` against importing click, yaml, jinja2",
+        f"{mine * 1e3:.0f} ms, {bare * 1e3:.0f} ms: {ratio:.2f}x",
+        "at most 3x",
+    )
+    (folder / "large.yaml").write_text(
+        "name: large\nkind: command\n"
+        f"sweep: {{grid: {{a: {list(range(100))}, b: {list(range(100))}}}}}\n"
+        'command: {run: [echo, "{{ params.a }}", "{{ params.b }}"]}\n'
+    )
+    command = [PYTHON, "-m", "hpcml", "sweep", "large.yaml", "--dry-run"]
+    taken = statistics.median(seconds(command, folder) for _ in range(5))
+    yield Row("`--dry-run` of 10,000 cells", f"{taken:.2f} s", "below 2 s")
+
+
+def overhead(folder: Path) -> Iterator[Row]:
+    """From the end of one cell's program to the beginning of the next one's, one at a time."""
+    cells = 30
+    (folder / "cells.yaml").write_text(
+        f"name: cells\nkind: command\nsweep: {{grid: {{n: {list(range(cells))}}}}}\n"
+        "array: {max_running: 1}\ncommand: {run: [date, '+%s.%N']}\n"
+    )
+    seconds([PYTHON, "-m", "hpcml", "sweep", "cells.yaml"], folder)
+    times = sorted(
+        float(path.read_text()) for path in folder.glob("runs/cells/*/cells/*/log.1.out")
+    )
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == cells
+    yield Row("overhead of a local cell", f"{statistics.median(gaps):.2f} s", "below 0.3 s")
+
+
+BARE = """
+import json, sys, time
+from pathlib import Path
+import numpy as np
+import torch, transformers
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from hpcml.data.dataset import PackedSamples, TokenFile
+
+sequences, length, steps, warm = map(int, sys.argv[2:])
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __init__(self, folder):
+        self.samples = PackedSamples(TokenFile(Path(folder) / "train.arrow"), length)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        inputs, _ = self.samples.batch(np.array([index]))
+        return {"input_ids": torch.from_numpy(inputs[0]), "labels": torch.from_numpy(inputs[0])}
+
+
+class Clock(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == warm:
+            self.begun = time.perf_counter()
+        if state.global_step == steps:
+            self.taken = time.perf_counter() - self.begun
+
+
+transformers.utils.logging.set_verbosity_error()
+config = LlamaConfig(
+    vocab_size=2000, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=length,
+)
+clock = Clock()
+Trainer(
+    LlamaForCausalLM(config),
+    TrainingArguments(
+        output_dir="bare", max_steps=steps, per_device_train_batch_size=sequences, use_cpu=True,
+        report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=10,
+        learning_rate=1e-3,
+    ),
+    train_dataset=Sequences(sys.argv[1]),
+    callbacks=[clock],
+).train()
+print(json.dumps(clock.taken / (steps - warm)))
+"""
+
+
+def training(folder: Path) -> Iterator[Row]:
+    """A step of hpcml's training against a bare Trainer's: same model, same batch, same data."""
+    recipe = folder / "train.yaml"
+    recipe.write_text(
+        "name: step\nkind: train\n"
+        f"params: {{global_batch_size: {SEQUENCES}, max_length: {LENGTH}, max_steps: {STEPS}, "
+        "vocab_size: 2000, hidden_size: 128, intermediate_size: 384, num_hidden_layers: 4, "
+        f"num_attention_heads: 4, num_key_value_heads: 4, save_steps: {STEPS}, logging_steps: 10, "
+        "eval_strategy: 'no'}\n"
+        "sweep: {grid: {seed: [0]}}\n"
+        "train: {engine: torch, data: {source: python-stdlib}}\n"
+    )
+    round_number = 0
+
+    def mine() -> float:
+        nonlocal round_number
+        round_number += 1
+        seed = f"sweep.grid.seed=[{round_number}]"
+        seconds([PYTHON, "-m", "hpcml", "sweep", "train.yaml", "--set", seed], folder)
+        newest = max(folder.glob("runs/step/*/cells/*/metrics.jsonl"), key=os.path.getmtime)
+        lines = [json.loads(line) for line in newest.read_text().splitlines()]
+        speeds = [
+            line["tokens_per_second"]
+            for line in lines
+            if line["step"] > WARM and "tokens_per_second" in line
+        ]
+        return statistics.mean(SEQUENCES * LENGTH / speed for speed in speeds)
+
+    def bare() -> float:
+        (data,) = folder.glob("runs/.data/*/dataset.json")
+        arguments = [str(data.parent), *map(str, (SEQUENCES, LENGTH, STEPS, WARM))]
+        result = subprocess.run(
+            [PYTHON, "-c", BARE, *arguments],
+            cwd=folder,
+            env=ENVIRONMENT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return float(result.stdout.splitlines()[-1])
+
+    own, plain, ratio = paired(mine, bare, 5)
+    yield Row(
+        "a training step against a bare `Trainer`'s",
+        f"{own * 1e3:.1f} ms, {plain * 1e3:.1f} ms: {ratio:.3f}x",
+        "at most 1.02x",
+    )
+
+
+LOADING = """
+import sys, time
+from pathlib import Path
+from hpcml.data.dataset import PackedSamples, TokenFile
+from hpcml.data.sampler import Sampler
+
+samples = PackedSamples(TokenFile(Path(sys.argv[1]) / "train.arrow"), 1024)
+sampler = Sampler(len(samples), 0, 32, None)
+begun = time.perf_counter()
+for step in range(400):
+    samples.batch(sampler.micro_batch(step, 0, 0, 1, 32))
+print(400 * 32 * 1024 / (time.perf_counter() - begun))
+"""
+
+
+def loading(folder: Path) -> Iterator[Row]:
+    """Tokens per second of the loader alone, in random order, on one core."""
+    (data,) = folder.glob("runs/.data/*/dataset.json")
+    speeds = [
+        float(
+            subprocess.run(
+                [PYTHON, "-c", LOADING, str(data.parent)],
+                env=ENVIRONMENT,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for _ in range(3)
+    ]
+    speed = statistics.median(speeds)
+    yield Row("loading tokens, one core", f"{speed / 1e6:.0f} million/s", "above 5 million/s")
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    print(
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}\n\n| what | measured | wanted |\n|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory(prefix="hpcml-bench-") as name:
+        for part in (command_line, overhead, training, loading):
+            for row in part(Path(name)):
+                print(f"| {row.what} | {row.measured} | {row.wanted} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
