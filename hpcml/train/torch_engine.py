@@ -56,6 +56,10 @@ from hpcml.worker.metrics import append_line
 # that cells with different batch sizes are compared on the same text.
 EVALUATION_TOKENS = 1 << 16
 
+if not hasattr(Trainer, "_clip_grad_norm"):
+    # Gradients would be clipped in the Trainer's own way, and nobody would notice.
+    raise ImportError(f"transformers {transformers.__version__} is too old for hpcml")
+
 _DESCRIBES_NEW_MODEL = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "intermediate_size", "hidden_act", "tie_word_embeddings", "init_method", "init_std",
@@ -272,16 +276,18 @@ class Progress:
 
     Attributes:
         best: the best value of the objective.
-        best_step: the step of that evaluation.
         without_gain: evaluations since the objective improved enough.
-        evaluated_step: the step of the last evaluation.
+        evaluated, evaluated_step: the last value of the objective, and its step.
+        best_saved, best_saved_step: the best value of which there is a checkpoint, and its step.
         finished: nothing is left to train.
     """
 
     best: float | None = None
-    best_step: int | None = None
     without_gain: int = 0
+    evaluated: float | None = None
     evaluated_step: int | None = None
+    best_saved: float | None = None
+    best_saved_step: int | None = None
     finished: bool = False
 
 
@@ -339,7 +345,7 @@ class CellTrainer(Trainer):
         stop: asked after each step.
 
     Raises:
-        TrainingError: there is less data than one sequence.
+        TrainingError: there is less data than one sequence, in either split.
     """
 
     optimizer: Any
@@ -366,6 +372,12 @@ class CellTrainer(Trainer):
             raise TrainingError(
                 f"the corpus has {dataset.split('train').tokens} tokens to train on, fewer than "
                 f"one sequence of max_length {config.max_length}"
+            )
+        if self.held_out is not None and not len(self.held_out):
+            raise TrainingError(
+                f"the held-out part has {dataset.split('eval').tokens} tokens, fewer than one "
+                f"sequence of max_length {config.max_length}: raise data.eval_fraction, or set it "
+                "to 0 to hold nothing out"
             )
         self.sampler = Sampler(
             len(self.samples),
@@ -512,15 +524,21 @@ class CellTrainer(Trainer):
         self._clock += time.perf_counter() - paused
         return metrics
 
+    def _gain(self, value: float, over: float | None) -> float:
+        """How much better a value of the objective is; anything is better than none."""
+        if over is None:
+            return math.inf
+        return value - over if self.job.mode == "max" else over - value
+
     def _observe(self, value: float) -> None:
         progress, config = self.progress, self.config
-        sign = -1.0 if self.job.mode == "max" else 1.0
-        gain = math.inf if progress.best is None else sign * (progress.best - value)
+        progress.evaluated = value
+        gain = self._gain(value, over=progress.best)
         progress.without_gain = (
             0 if gain > config.early_stopping_threshold else progress.without_gain + 1
         )
         if gain > 0:
-            progress.best, progress.best_step = value, self.state.global_step
+            progress.best = value
             # Otherwise the best of the checkpoints that are saved anyway is the best.
             self.control.should_save |= config.load_best_model_at_end
         if self.lr_scheduler is not None:
@@ -591,10 +609,17 @@ class CellTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write everything that the training needs to go on as if nothing had happened."""
         paused = time.perf_counter()
-        step = self.state.global_step
-        self._window_loss()  # never save weights that are not numbers
+        step, progress = self.state.global_step, self.progress
+        self._refuse_broken_weights()
+        best = (
+            progress.evaluated is not None
+            and progress.evaluated_step == step
+            and self._gain(progress.evaluated, over=progress.best_saved) > 0
+        )
+        if best:
+            progress.best_saved, progress.best_saved_step = progress.evaluated, step
         if self.group.first:
-            with self.store.saving(step, best=self.progress.best_step == step) as folder:
+            with self.store.saving(step, best) as folder:
                 self.group.share(folder)
                 self._write(folder)
                 self._write_rank(folder)
@@ -605,6 +630,16 @@ class CellTrainer(Trainer):
         # Nobody leaves before it is published.
         self.group.wait()
         self._clock += time.perf_counter() - paused
+
+    def _refuse_broken_weights(self) -> None:
+        """A checkpoint of weights that are not numbers would break every later attempt."""
+        self._window_loss()
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad and not weight.isfinite().all():
+                raise TrainingError(
+                    f"{name} is no longer finite after step {self.state.global_step}; try a lower "
+                    "learning_rate, a warmup, or a smaller max_grad_norm"
+                )
 
     def _write(self, folder: Path) -> None:
         finetune.save_weights(self.model, self.config, folder / "model")
@@ -651,7 +686,7 @@ class CellTrainer(Trainer):
         state = torch.load(checkpoint.path / "training.pt", map_location="cpu", weights_only=True)
         self.state.global_step = state["step"]
         self.progress = Progress(**state["progress"])
-        if self.group.first and self.progress.best_step == checkpoint.step:
+        if self.group.first and self.progress.best_saved_step == checkpoint.step:
             # A kill may have come between the checkpoint and its pointer.
             self.store.mark_best(checkpoint.step)
         if weights_only:

@@ -10,6 +10,8 @@ from typing import Any
 import cells
 import pytest
 
+from hpcml.train.config import TrainingError
+
 MakeCell = Callable[..., Path]
 
 PLATEAU = {
@@ -115,3 +117,37 @@ def test_the_loss_falls(make_cell: MakeCell, data_root: Path) -> None:
     final = cells.metrics(cell)[100]
     assert final["eval_loss"] < 0.7 * final["unigram_entropy"]
     assert final["total_steps"] == 100
+
+
+def test_the_best_of_the_saved_checkpoints_is_named(make_cell: MakeCell, data_root: Path) -> None:
+    # The loss falls and then explodes; the best evaluation, between two checkpoints, is not saved.
+    parameters = {
+        "lr_scheduler_type": "cyclic", "lr_step_size_up": 60, "learning_rate": 3.0, "max_steps": 60,
+        "eval_steps": 1, "save_steps": 10,
+    }  # fmt: skip
+    cell = make_cell(parameters=parameters, keep=1)
+    for _ in range(3):
+        assert cells.train(cell, data_root, stop_after=19) == 75
+    assert cells.train(cell, data_root) == 0
+    values = {step: line["eval_loss"] for step, line in cells.metrics(cell).items()}
+    saved = {event["step"] for event in cells.events(cell, "checkpoint")}
+    best = min(saved, key=lambda step: values[step])
+    assert best < 60
+    assert (cell / "checkpoints" / "best").read_text() == f"step-{best}\n"
+    assert sorted(path.name for path in (cell / "checkpoints").glob("step-*")) == sorted(
+        {f"step-{best}", "step-60"}
+    )
+
+
+def test_a_held_out_part_without_a_sequence_is_told(make_cell: MakeCell, data_root: Path) -> None:
+    cell = make_cell(parameters={"max_length": 5000}, data={"eval_fraction": 0.03})
+    with pytest.raises(TrainingError, match=r"the held-out part has \d+ tokens"):
+        cells.train(cell, data_root)
+
+
+def test_weights_that_are_no_numbers_are_never_saved(make_cell: MakeCell, data_root: Path) -> None:
+    # The first update breaks the weights, after a loss that was fine.
+    cell = make_cell(parameters={"learning_rate": 1e300, "optim": "sgd", "save_steps": 1})
+    with pytest.raises(TrainingError, match=r"no longer finite after step|the loss became"):
+        cells.train(cell, data_root)
+    assert not list((cell / "checkpoints").glob("step-*"))
