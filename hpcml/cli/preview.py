@@ -18,10 +18,7 @@ def describe(submission: Submission) -> str:
         lines.append(f"  {total - left} done before, {left} left to run")
     if left:
         packed = f" of up to {_count(plan.pack, 'cell')}" if plan.pack > 1 else ""
-        lines.append(
-            f"  {_count(submission.tasks, 'task')}{packed}, "
-            f"{min(at_a_time(plan), submission.tasks)} at a time"
-        )
+        lines.append(f"  {_count(submission.tasks, 'task')}{packed}, {_pace(submission)}")
     each = [
         _count(resources.processes, "process", "processes"),
         f"{_count(resources.cpus, 'core')} per process",
@@ -32,6 +29,17 @@ def describe(submission: Submission) -> str:
     lines.append(f"  each cell: {', '.join(part for part in each if part)}")
     lines.append(f"  run folder: {plan.folder}")
     return "\n".join(lines)
+
+
+def _pace(submission: Submission) -> str:
+    plan = submission.plan
+    if plan.site.scheduler == "local":
+        return f"{min(at_a_time(plan), submission.tasks)} at a time"
+    arrays = f"in {_count(len(submission.parts), 'array')}"
+    if plan.links > 1:
+        arrays += f", each {plan.links} times as a chain"
+    cap = f"at most {plan.max_running} at a time" if plan.max_running else "as Slurm has room"
+    return f"{arrays}, {cap}"
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:

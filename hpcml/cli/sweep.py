@@ -10,7 +10,8 @@ import click
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
-    from hpcml.plan import Plan
+    from hpcml.plan import Plan, Submission
+    from hpcml.runs.folder import RunFolder
 
 
 @click.command("sweep")
@@ -67,28 +68,37 @@ def _preview(plan: Plan) -> None:
 
 
 def _run(plan: Plan) -> int:
-    from hpcml.cli.preview import describe
-    from hpcml.cli.view import print_summary, progress
-    from hpcml.launch.drive import drive, only_driver
-    from hpcml.launch.submit import create_run, next_submission, submit
+    from hpcml.launch.submit import create_run, next_submission
     from hpcml.render import render_script
-    from hpcml.runs.results import results
-    from hpcml.runs.status import Watcher
-    from hpcml.runs.tables import write_parquet
 
     submission = next_submission(plan)
     render_script(submission)  # a fault in a template must show before anything is made
     run = create_run(plan)
+    if plan.site.scheduler == "local":
+        return _run_here(submission, run)
+    return _hand_over(submission, run)
+
+
+def _run_here(submission: Submission, run: RunFolder) -> int:
+    """Run the cells on this machine, to their end."""
+    from hpcml.cli.preview import describe
+    from hpcml.cli.view import print_summary, progress
+    from hpcml.launch.drive import drive, only_driver
+    from hpcml.launch.submit import submit_here
+    from hpcml.runs.results import results
+    from hpcml.runs.status import Watcher
+    from hpcml.runs.tables import write_parquet
+
     interrupted = False
     with only_driver(run):
         watcher = Watcher(run)
         click.echo(describe(submission), err=True)
         if submission.indices:
-            executor = submit(submission, run)
+            scheduler = submit_here(submission, run)
             with progress(run) as view:
-                interrupted = drive(executor, lambda: view.refresh(watcher.refresh()), view.say)
-            for task, code in executor.broken.items():
-                words = executor.last_words(task) or "it left no words"
+                interrupted = drive(scheduler, lambda: view.refresh(watcher.refresh()), view.say)
+            for task, code in scheduler.broken.items():
+                words = scheduler.last_words(task) or "it left no words"
                 click.echo(f"task {task} broke off with exit code {code}: {words}", err=True)
         status = watcher.refresh()
     ranked = results(run, status)
@@ -97,3 +107,22 @@ def _run(plan: Plan) -> int:
     if interrupted:
         return 130
     return 0 if status.counts() == {"done": len(run)} else 1
+
+
+def _hand_over(submission: Submission, run: RunFolder) -> int:
+    """Give the cells to a cluster's scheduler, which goes on without this command."""
+    from hpcml.cli.preview import describe
+    from hpcml.launch.slurm.scheduler import PartlySubmitted
+    from hpcml.launch.submit import submit_to_slurm
+
+    click.echo(describe(submission), err=True)
+    reference = f"{run.name}/{run.run_id}"
+    if submission.indices:
+        try:
+            jobs = submit_to_slurm(submission, run)
+        except PartlySubmitted as error:
+            click.echo(f"hpcml: {error}", err=True)
+            return 1
+        click.echo(f"submitted as {', '.join(map(str, jobs))}")
+    click.echo(f"Next\n  hpcml status {reference}   shows how far it is")
+    return 0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hpcml.errors import UserError
-from hpcml.launch.local import LocalExecutor
+from hpcml.launch.local import LocalScheduler
 from hpcml.runs.disk import plain_errors
 from hpcml.runs.folder import RunFolder
 
@@ -47,13 +47,15 @@ def only_driver(run: RunFolder) -> Iterator[None]:
         os.close(descriptor)
 
 
-def drive(executor: LocalExecutor, refresh: Callable[[], None], say: Callable[[str], None]) -> bool:
-    """Run the executor until it is idle.
+def drive(
+    scheduler: LocalScheduler, refresh: Callable[[], None], say: Callable[[str], None]
+) -> bool:
+    """Run the scheduler until it is idle.
 
     The first INT, TERM or HUP asks the cells to save and leave, the second ends them at once.
 
     Args:
-        executor: what has been submitted.
+        scheduler: what has been submitted.
         refresh: called about twice a second, to show the progress.
         say: told what a signal brought about.
 
@@ -69,15 +71,15 @@ def drive(executor: LocalExecutor, refresh: Callable[[], None], say: Callable[[s
     handled = 0
     next_refresh = 0.0
     try:
-        while not executor.idle:
-            executor.poll()
+        while not scheduler.idle:
+            scheduler.poll()
             if len(asked) > handled:
                 handled = len(asked)
                 if handled == 1:
                     say("stopping: cells save and leave; once more ends them at once")
-                    executor.stop()
+                    scheduler.stop()
                 else:
-                    executor.kill()
+                    scheduler.kill()
             if time.monotonic() >= next_refresh:
                 refresh()
                 next_refresh = time.monotonic() + _REFRESH_SECONDS

@@ -1,8 +1,6 @@
-"""The local scheduler: a submitit executor that runs batch scripts on this machine.
+"""The local scheduler: as many tasks at a time as this machine has cores and GPUs for.
 
-It differs from submitit's own local executor in what it runs (the script that hpcml rendered, not
-a pickled function in a script of submitit's), and in that it queues: as many tasks at a time as the
-machine has cores and GPUs for. It lives in the process of the command; there is no daemon.
+It lives in the process of the command; there is no daemon.
 """
 
 from __future__ import annotations
@@ -14,49 +12,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
-from submitit.core import core, utils
-from submitit.core.job_environment import JobEnvironment
+from hpcml.launch.executor import TaskJob
 
 AGAIN = 75  # the exit code of a task that saved and wants to run again
 
 
-class LocalJob(core.Job[None]):
-    """One task. ``state`` is one of PENDING, RUNNING, COMPLETED, FAILED, CANCELLED."""
-
-    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._state = "PENDING"
-
-    def _register_in_watcher(self) -> None:
-        """The executor knows the state; nobody needs to be asked for it."""
-
-    @property
-    def state(self) -> str:
-        return self._state
-
-    def done(self, force_check: bool = False) -> bool:
-        """Whether the task has ended for good."""
-        return self._state not in ("PENDING", "RUNNING")
-
-    def get_info(self, mode: str = "force") -> dict[str, str]:
-        """What submitit calls the information of a job."""
-        return {"JobID": self.job_id, "State": self._state}
-
-
-class LocalJobEnvironment(JobEnvironment):
-    """How a process finds out that it runs in such a task."""
-
-    _env: ClassVar[dict[str, str]] = {
-        "job_id": "HPCML_JOB_ID",
-        "global_rank": "RANK",
-        "local_rank": "LOCAL_RANK",
-    }
-
-
 class _Running:
-    def __init__(self, job: LocalJob, task: int, gpus: list[str], process: subprocess.Popen[bytes]):
+    def __init__(self, job: TaskJob, task: int, gpus: list[str], process: subprocess.Popen[bytes]):
         self.job = job
         self.task = task
         self.gpus = gpus
@@ -65,10 +28,12 @@ class _Running:
         self.signalled = False
 
 
-class LocalExecutor(core.Executor):
+class LocalScheduler:
     """Runs the tasks of a submission on this machine.
 
-    Parameters (:meth:`update_parameters`):
+    Submitting returns at once. :meth:`poll` starts and reaps tasks; call it until :attr:`idle`.
+
+    Args:
         script: the rendered batch script.
         log: where tasks write: task 3 to ``<log>.3.out`` and ``<log>.3.err``.
         slots: how many tasks run at a time.
@@ -77,50 +42,39 @@ class LocalExecutor(core.Executor):
         time: seconds a task may run before it must make way; None is no limit.
         lead: seconds between the signal and that end.
         signum: the signal.
-
-    Submitting returns at once. :meth:`poll` starts and reaps tasks; call it until :attr:`idle`.
     """
 
-    job_class = LocalJob
-
-    def __init__(self, folder: Path | str) -> None:
-        super().__init__(folder)
+    def __init__(
+        self,
+        script: Path,
+        log: Path,
+        slots: int,
+        gpus: Sequence[str],
+        gpus_per_task: int,
+        time: int | None,
+        lead: int,
+        signum: int,
+    ) -> None:
         self.stopping = False
         # Tasks whose worker did not end as workers do, and their exit codes.
         self.broken: dict[int, int] = {}
-        self._waiting: collections.deque[tuple[LocalJob, int]] = collections.deque()
+        self._script = script
+        self._log = log
+        self._slots = slots
+        self._gpus = list(gpus)
+        self._gpus_per_task = gpus_per_task
+        self._time = time
+        self._lead = lead
+        self._signum = signum
+        self._waiting: collections.deque[tuple[TaskJob, int]] = collections.deque()
         self._running: list[_Running] = []
-        self._gpus: list[str] = []
         # Tasks hold the read end: it ends when this process does, however it dies.
         self._lifeline, self._lifeline_end = os.pipe()
 
-    @classmethod
-    def name(cls) -> str:
-        """What submitit calls this executor."""
-        return "hpcml_local"
-
-    @classmethod
-    def affinity(cls) -> int:
-        """0: only used when asked for."""
-        return 0
-
-    @classmethod
-    def _valid_parameters(cls) -> set[str]:
-        return {"script", "log", "slots", "gpus", "gpus_per_task", "time", "lead", "signum"}
-
-    def _internal_update_parameters(self, **kwargs: Any) -> None:
-        super()._internal_update_parameters(**kwargs)
-        self._gpus = list(self.parameters["gpus"])
-
-    def _internal_process_submissions(
-        self, delayed_submissions: list[utils.DelayedSubmission]
-    ) -> list[core.Job[Any]]:
-        jobs: list[core.Job[Any]] = []
-        for submission in delayed_submissions:
-            _, _, task = submission.args  # of hpcml.worker.task.run_task
-            job = LocalJob(self.folder, f"{os.getpid()}_{task}")
-            self._waiting.append((job, task))
-            jobs.append(job)
+    def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
+        """Queue tasks."""
+        jobs = [TaskJob(folder, f"{os.getpid()}_{task}") for task in tasks]
+        self._waiting.extend(zip(jobs, tasks, strict=True))
         return jobs
 
     @property
@@ -136,13 +90,13 @@ class LocalExecutor(core.Executor):
                 self._reap(running, code)
             else:
                 self._mind_time(running)
-        while self._waiting and len(self._running) < self.parameters["slots"]:
+        while self._waiting and len(self._running) < self._slots:
             self._start(*self._waiting.popleft())
 
     def last_words(self, task: int) -> str:
         """The last line that the batch script of ``task`` left on stderr."""
         try:
-            with open(f"{self.parameters['log']}.{task}.err", errors="replace") as file:
+            with open(f"{self._log}.{task}.err", errors="replace") as file:
                 lines = file.read()[-4096:].strip().splitlines()
         except OSError:
             return ""
@@ -152,10 +106,10 @@ class LocalExecutor(core.Executor):
         """Ask every task to save and leave, and start no more."""
         self.stopping = True
         for job, _ in self._waiting:
-            job._state = "CANCELLED"
+            job.state = "CANCELLED"
         self._waiting.clear()
         for running in self._running:
-            self._signal(running, self.parameters["signum"])
+            self._signal(running, self._signum)
 
     def kill(self) -> None:
         """End every task at once."""
@@ -163,8 +117,8 @@ class LocalExecutor(core.Executor):
         for running in self._running:
             os.killpg(running.process.pid, signal.SIGKILL)
 
-    def _start(self, job: LocalJob, task: int) -> None:
-        count = self.parameters["gpus_per_task"]
+    def _start(self, job: TaskJob, task: int) -> None:
+        count = self._gpus_per_task
         gpus, self._gpus = self._gpus[:count], self._gpus[count:]
         environment = {
             **os.environ,
@@ -172,10 +126,10 @@ class LocalExecutor(core.Executor):
             "HPCML_LIFELINE": str(self._lifeline),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         }
-        log = f"{self.parameters['log']}.{task}"
+        log = f"{self._log}.{task}"
         with open(f"{log}.out", "ab") as stdout, open(f"{log}.err", "ab") as stderr:
             process = subprocess.Popen(
-                ["bash", self.parameters["script"]],
+                ["bash", str(self._script)],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -184,32 +138,32 @@ class LocalExecutor(core.Executor):
                 start_new_session=True,
                 pass_fds=[self._lifeline],
             )
-        job._state = "RUNNING"
+        job.state = "RUNNING"
         self._running.append(_Running(job, task, gpus, process))
 
     def _reap(self, running: _Running, code: int) -> None:
         self._running.remove(running)
         self._gpus += running.gpus
         if code == AGAIN and not self.stopping:
-            running.job._state = "PENDING"
+            running.job.state = "PENDING"
             self._waiting.append((running.job, running.task))
         elif code == AGAIN:
-            running.job._state = "CANCELLED"
+            running.job.state = "CANCELLED"
         else:
-            running.job._state = "FAILED" if code else "COMPLETED"
+            running.job.state = "FAILED" if code else "COMPLETED"
             if code not in (0, 1):
                 self.broken[running.task] = code
 
     def _mind_time(self, running: _Running) -> None:
-        limit = self.parameters["time"]
+        limit = self._time
         if limit is None:
             return
         elapsed = time.monotonic() - running.started
-        if elapsed > limit - self.parameters["lead"] and not running.signalled:
+        if elapsed > limit - self._lead and not running.signalled:
             running.signalled = True
-            self._signal(running, self.parameters["signum"])
+            self._signal(running, self._signum)
         # The worker ends its payload itself when the lead is over; this is for a worker that hangs.
-        if elapsed > limit + self.parameters["lead"]:
+        if elapsed > limit + self._lead:
             os.killpg(running.process.pid, signal.SIGKILL)
 
     @staticmethod

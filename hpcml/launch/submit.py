@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from hpcml.launch.local import LocalExecutor
+from hpcml.errors import UserError
+from hpcml.launch.executor import Scheduler, ScriptExecutor
+from hpcml.launch.local import LocalScheduler
+from hpcml.launch.slurm.scheduler import SlurmScheduler
+from hpcml.launch.slurm.states import SlurmWatcher
 from hpcml.plan import Plan, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
 from hpcml.render import render_script
@@ -50,22 +55,72 @@ def next_submission(plan: Plan) -> Submission:
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
         done = run.done()
-        indices = [index for cell_id, index in run.ids.items() if cell_id not in done]
+        queued = _queued(run)
+        indices = [
+            index
+            for cell_id, index in run.ids.items()
+            if cell_id not in done and index not in queued
+        ]
     return Submission(plan, number, tuple(indices), take_snapshot(plan))
 
 
-def submit(submission: Submission, run: RunFolder) -> LocalExecutor:
-    """Submit all tasks of a submission as one array.
+def _queued(run: RunFolder) -> set[int]:
+    """Cells that a scheduler has already.
 
-    The journal says ``submitting`` before the scheduler is called and ``submitted`` after, so
-    that a kill in between is seen by whoever looks.
+    Raises:
+        UserError: the scheduler does not answer, so that cells could be submitted twice.
+    """
+    if run.plan["scheduler"] == "local":
+        return set()
+    watcher = SlurmWatcher(run)
+    watcher.ask()
+    if watcher.trouble:
+        raise UserError(f"nothing is submitted, since some of it may be queued: {watcher.trouble}")
+    return watcher.in_queue()
 
-    Returns:
-        The executor; for the local site, its ``poll`` runs the tasks.
+
+def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
+    """Queue all tasks of a submission on this machine; whoever drives the scheduler runs them.
 
     Raises:
         UserError: the script cannot be rendered, or the run folder cannot be written.
     """
+    submission, script = _prepare(submission, run)
+    plan = submission.plan
+    scheduler = LocalScheduler(
+        script,
+        log=run.tasks / f"{submission.number:03}",
+        slots=at_a_time(plan),
+        gpus=gpus(plan.site) if plan.resources.gpus else [],
+        gpus_per_task=plan.resources.gpus * plan.pack,
+        time=plan.resources.time,
+        lead=plan.lead,
+        signum=int(signal.Signals[f"SIG{plan.site.signal.name}"]),
+    )
+    run.journal("submitted", submission=submission.number, part=0, tasks=submission.tasks)
+    _execute(submission, run, scheduler)
+    return scheduler
+
+
+def submit_to_slurm(submission: Submission, run: RunFolder) -> list[int]:
+    """Submit all tasks of a submission as arrays; returns the numbers of the jobs.
+
+    The journal says what is about to be submitted before each call of sbatch and what was after,
+    so that a kill in between is seen by whoever looks.
+
+    Raises:
+        UserError: the script cannot be rendered, or the run folder cannot be written.
+        PartlySubmitted: Slurm refused a part.
+    """
+    submission, script = _prepare(submission, run)
+    journal = partial(run.journal, submission=submission.number)
+    scheduler = SlurmScheduler(script, submission.parts, submission.plan.links, journal)
+    _execute(submission, run, scheduler)
+    return scheduler.jobs
+
+
+def _prepare(submission: Submission, run: RunFolder) -> tuple[Submission, Path]:
+    """Write what the tasks need: the code, the record of the submission, the script."""
     with disk.plain_errors(f"copy the code to {run.code}"):
         run.code.mkdir(exist_ok=True)
         submission.snapshot.write(run.code)
@@ -75,32 +130,13 @@ def submit(submission: Submission, run: RunFolder) -> LocalExecutor:
     script = run.scripts / f"{number:03}.sh"
     with disk.plain_errors(f"write {script}"):
         disk.replace(script, render_script(submission).encode())
-    run.journal("submitting", submission=number, tasks=submission.tasks)
-    executor = _local_executor(submission, run, script)
-    jobs = executor.map_array(
-        run_task,
-        [str(run.path)] * submission.tasks,
-        [number] * submission.tasks,
-        range(submission.tasks),
-    )
-    run.journal("submitted", submission=number, jobs=[jobs[0].job_id, jobs[-1].job_id])
-    return executor
+    return submission, script
 
 
-def _local_executor(submission: Submission, run: RunFolder, script: Path) -> LocalExecutor:
-    plan = submission.plan
-    executor = LocalExecutor(run.scripts)
-    executor.update_parameters(
-        script=str(script),
-        log=str(run.tasks / f"{submission.number:03}"),
-        slots=at_a_time(plan),
-        gpus=gpus(plan.site) if plan.resources.gpus else [],
-        gpus_per_task=plan.resources.gpus * plan.pack,
-        time=plan.resources.time,
-        lead=plan.lead,
-        signum=int(signal.Signals[f"SIG{plan.site.signal.name}"]),
-    )
-    return executor
+def _execute(submission: Submission, run: RunFolder, scheduler: Scheduler) -> None:
+    tasks = submission.tasks
+    executor = ScriptExecutor(run.scripts, scheduler)
+    executor.map_array(run_task, [str(run.path)] * tasks, [submission.number] * tasks, range(tasks))
 
 
 def at_a_time(plan: Plan) -> int:

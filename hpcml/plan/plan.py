@@ -12,8 +12,10 @@ from typing import Any
 
 from hpcml import __version__
 from hpcml.errors import UserError
+from hpcml.plan.arrays import Part, split
 from hpcml.plan.inputs import check_inputs
 from hpcml.plan.resources import Resources, check_fit
+from hpcml.plan.slurm import Directives, directives
 from hpcml.plan.snapshot import Snapshot, project_root, take
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.load import LoadedRecipe
@@ -49,6 +51,7 @@ class Plan:
     project: Path | None
     directory: str
     code_limit: int
+    directives: Directives
     recipe_text: str
     site_text: str
     notes: tuple[str, ...]
@@ -66,8 +69,12 @@ class Plan:
     @property
     def lead(self) -> int:
         """Seconds between the signal and the end of a job: the site's, or half of a short job."""
-        lead = self.site.signal.lead
-        return lead if self.resources.time is None else min(lead, self.resources.time // 2)
+        return _lead(self.site, self.resources)
+
+    @property
+    def links(self) -> int:
+        """Jobs of a chain; 1 where jobs requeue themselves."""
+        return self.site.slurm.links if self.site.slurm.coming_back == "chain" else 1
 
     def settings(self) -> dict[str, Any]:
         """What the worker of a submission needs to know, beside the cells."""
@@ -111,6 +118,11 @@ class Submission:
         """Number of tasks."""
         return -(-len(self.indices) // self.plan.pack)
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays that Slurm gets."""
+        return split(self.tasks, self.plan.site.slurm.max_array_size, self.plan.max_running)
+
     def record(self) -> dict[str, Any]:
         """The content of ``submissions/NNN.json``, from which the worker finds its cells."""
         return {
@@ -136,7 +148,13 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
     recipe, site = loaded.recipe, found.site
     cells = tuple(expand(loaded))
     resources = _resources(loaded)
-    check_fit(resources, recipe.array.pack, site, loaded.document)
+    options: Directives = ()
+    notes = loaded.notes
+    if site.scheduler == "local":
+        check_fit(resources, recipe.array.pack, site, loaded.document)
+    else:
+        options, more = directives(loaded, resources, site, _lead(site, resources))
+        notes += more
     missing = [name for name in recipe.env_from if name not in os.environ]
     if missing:
         raise UserError(
@@ -166,9 +184,10 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
         project=project,
         directory=os.path.relpath(loaded.folder.resolve(), project) if project else ".",
         code_limit=recipe.code.limit,
+        directives=options,
         recipe_text=loaded.text,
         site_text=found.text,
-        notes=tuple(loaded.notes),
+        notes=notes,
     )
 
 
@@ -186,6 +205,11 @@ def ranges(indices: tuple[int, ...]) -> list[list[int]]:
         else:
             pairs.append([index, index])
     return pairs
+
+
+def _lead(site: Site, resources: Resources) -> int:
+    lead = site.signal.lead
+    return lead if resources.time is None else min(lead, resources.time // 2)
 
 
 def _resources(loaded: LoadedRecipe) -> Resources:

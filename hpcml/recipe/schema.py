@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
 
@@ -271,6 +272,10 @@ class Recipe(Block):
         description="The metric to compare by; for `train` by default the least `eval_loss`.",
     )
     resources: Resources = Field(default_factory=Resources, description="What one cell needs.")
+    slurm: SlurmOptions = Field(
+        default_factory=SlurmOptions,
+        description="Options of sbatch for sites with Slurm; elsewhere they are not used.",
+    )
     array: Array = Field(default_factory=Array, description="How cells are put into jobs.")
     checkpoint: Checkpoint = Field(
         default_factory=Checkpoint, description="Which checkpoints stay."

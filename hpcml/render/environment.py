@@ -70,6 +70,15 @@ def one_line(value: Any) -> Trusted:
     return Trusted(text)
 
 
+def directive(value: Any) -> Trusted:
+    """``value`` for an option in an ``#SBATCH`` line, which sbatch splits much like a shell.
+
+    Raises:
+        QuotingError: it holds a line break or a NUL.
+    """
+    return Trusted(shlex.quote(one_line(value)))
+
+
 def shell_environment(override: Path | None = None) -> jinja2.Environment:
     """The environment for batch scripts.
 
@@ -105,4 +114,5 @@ def _environment(quote: Callable[[Any], Any], override: Path | None) -> jinja2.E
     )
     environment.filters["trusted"] = Trusted
     environment.filters["one_line"] = one_line
+    environment.filters["directive"] = directive
     return environment

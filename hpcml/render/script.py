@@ -31,6 +31,8 @@ def render_script(submission: Submission) -> str:
             code=plan.folder / "code" / submission.snapshot.digest,
             data_root=plan.root / ".data",
             python=plan.python,
+            # %A and %a are the array's number and the index; other percent signs are text.
+            log_pattern=f"{plan.folder}/tasks/{submission.number:03}.".replace("%", "%%") + "%A_%a",
         )
     except jinja2.TemplateError as error:
         where = getattr(error, "filename", None) or name

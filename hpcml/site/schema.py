@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from hpcml.recipe.schema import VariableName
+from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
 
@@ -36,12 +37,59 @@ class Machine(Block):
     memory: Memory | None = Field(None, description="Memory. Default: what is installed.")
 
 
+class Partition(Block):
+    """A partition of Slurm: what its nodes have and what it allows."""
+
+    name: str = Field(description="Its name.")
+    cpus: Annotated[int, Field(ge=1)] = Field(description="Cores of a node.")
+    memory: Memory = Field(description="Memory of a node that jobs can have.")
+    gpus: Annotated[int, Field(ge=0)] = Field(0, description="GPUs of a node.")
+    gpu_type: str | None = Field(None, description="The kind of GPU, as Slurm calls it.")
+    gpu_memory: Memory | None = Field(None, description="Memory of a GPU.")
+    max_nodes: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The most nodes that a job may have."
+    )
+    max_time: Duration | None = Field(None, description="The longest time that a job may have.")
+
+
+class Slurm(Block):
+    """How this Slurm is used."""
+
+    options: SlurmOptions = Field(
+        default_factory=SlurmOptions, description="Options of every job; a recipe's `slurm` wins."
+    )
+    max_array_size: Annotated[int, Field(ge=1)] = Field(
+        1001, description="`MaxArraySize` of the cluster: one more than the largest index."
+    )
+    coming_back: Literal["requeue", "chain"] = Field(
+        "requeue",
+        description="How a job that saved gets its next segment: `requeue`, it requeues itself, or "
+        "`chain`, where users may not: the jobs that follow are submitted with the first one.",
+    )
+    links: Annotated[int, Field(ge=1)] = Field(
+        10, description="Jobs of a chain; those that are not needed end at once."
+    )
+    accounting: bool = Field(
+        True, description="Whether sacct works. Without it ended jobs are known by their files."
+    )
+
+
+def _partitions(partitions: list[Partition]) -> list[Partition]:
+    names = [partition.name for partition in partitions]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"there are two partitions {name}")
+    return partitions
+
+
 class Site(Block):
     """One site: where jobs run, and how."""
 
     name: str = Field(description="The site's name, as in `--site NAME`.")
     description: str = Field("", description="One line for people, shown by `hpcml site list`.")
-    scheduler: Literal["local"] = Field(description="What runs the jobs: `local`, this machine.")
+    scheduler: Literal["local", "slurm"] = Field(
+        description="What runs the jobs: `local`, this machine, or `slurm`."
+    )
     match: str | None = Field(
         None,
         description="A regular expression; where it matches the host name in full, the site is "
@@ -68,6 +116,12 @@ class Site(Block):
     machine: Machine = Field(
         default_factory=Machine, description="For the local scheduler: what it may use."
     )
+    partitions: Annotated[list[Partition], AfterValidator(_partitions)] = Field(
+        default_factory=list,
+        description="For Slurm: the partitions, the preferred ones first. A job goes to the first "
+        "that has what it asks for.",
+    )
+    slurm: Slurm = Field(default_factory=Slurm, description="For Slurm: how it is used.")
     template: str | None = Field(
         None,
         description="A template of the site's own, relative to this file. It extends hpcml's, for "

@@ -1,0 +1,102 @@
+"""hpcml's plugin for submitit: an executor whose jobs are tasks of a script that hpcml rendered.
+
+submitit's own executors pickle a function for every job and write a script of their own around
+it. Here one script runs all tasks of a submission, and no file is written per task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from submitit.core import core, utils
+from submitit.core.job_environment import JobEnvironment
+
+
+class TaskJob(core.Job[None]):
+    """One task. ``state`` is what the scheduler last said of it."""
+
+    def __init__(self, folder: Path | str, job_id: str, state: str = "PENDING") -> None:
+        super().__init__(folder, job_id)
+        self._state = state
+
+    def _register_in_watcher(self) -> None:
+        """States are asked for once per run, not by submitit's watcher job by job."""
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._state = state
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether the task has ended for good."""
+        return self._state not in ("PENDING", "RUNNING")
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """What submitit calls the information of a job."""
+        return {"JobID": self.job_id, "State": self._state}
+
+
+class TaskJobEnvironment(JobEnvironment):
+    """How a process finds out that it runs in such a task."""
+
+    _env: ClassVar[dict[str, str]] = {
+        "job_id": "HPCML_JOB_ID",
+        "global_rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+    }
+
+
+class Scheduler(Protocol):
+    """What runs tasks."""
+
+    def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
+        """Submit tasks of the script; returns a job for each."""
+
+
+class ScriptExecutor(core.Executor):
+    """Submits calls of :func:`hpcml.worker.task.run_task` as tasks of a scheduler.
+
+    The function is not called here: the batch script starts the worker, which makes the same call
+    on the node.
+
+    Args:
+        folder: where submitit thinks that files of jobs lie.
+        scheduler: what runs the tasks.
+    """
+
+    job_class = TaskJob
+
+    def __init__(self, folder: Path | str, scheduler: Scheduler | None = None) -> None:
+        super().__init__(folder)
+        self.scheduler = scheduler
+
+    @classmethod
+    def name(cls) -> str:
+        """What submitit calls this executor."""
+        return "hpcml"
+
+    @classmethod
+    def affinity(cls) -> int:
+        """0: only used when asked for."""
+        return 0
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return {"scheduler"}
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        self.scheduler = kwargs.pop("scheduler", self.scheduler)
+        super()._internal_update_parameters(**kwargs)
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        if self.scheduler is None:
+            raise ValueError("update_parameters(scheduler=…) must say what runs the tasks")
+        tasks = [submission.args[2] for submission in delayed_submissions]
+        return list(self.scheduler.submit(self.folder, tasks))
