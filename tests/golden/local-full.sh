@@ -2,6 +2,18 @@
 # Rendered by hpcml. Do not edit: every submission renders its own.
 set -u
 
+# A signal may come before the worker is there; then it is handed over afterwards.
+worker=''
+asked=''
+forward() {
+  asked=$1
+  if [ -n "$worker" ]; then kill -s "$1" "$worker" 2>/dev/null; fi
+}
+trap 'forward USR1' USR1
+trap 'forward USR2' USR2
+trap 'forward TERM' TERM
+trap 'forward INT' INT
+
 export HPCML_DATA_ROOT='/srv/the runs/.data'
 export HPCML_PYTHON=/usr/bin/python3
 export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
@@ -17,18 +29,6 @@ ulimit -c 0
 # Which task of the submission this is, and the process that runs it.
 task=$HPCML_TASK
 export HPCML_JOB_ID="local-$$"
-
-# A signal may come before the worker is there; then it is handed over afterwards.
-worker=''
-asked=''
-forward() {
-  asked=$1
-  if [ -n "$worker" ]; then kill -s "$1" "$worker" 2>/dev/null; fi
-}
-trap 'forward USR1' USR1
-trap 'forward USR2' USR2
-trap 'forward TERM' TERM
-trap 'forward INT' INT
 
 "$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/9ba85bc7' 1 "$task" &
 worker=$!

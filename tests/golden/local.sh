@@ -2,16 +2,6 @@
 # Rendered by hpcml. Do not edit: every submission renders its own.
 set -u
 
-export HPCML_DATA_ROOT='/srv/the runs/.data'
-export HPCML_PYTHON='/opt/my python/bin/python3'
-export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
-# Packages in ~/.local must not shadow those of the environment or the image.
-export PYTHONNOUSERSITE=1
-
-# Which task of the submission this is, and the process that runs it.
-task=$HPCML_TASK
-export HPCML_JOB_ID="local-$$"
-
 # A signal may come before the worker is there; then it is handed over afterwards.
 worker=''
 asked=''
@@ -23,6 +13,16 @@ trap 'forward USR1' USR1
 trap 'forward USR2' USR2
 trap 'forward TERM' TERM
 trap 'forward INT' INT
+
+export HPCML_DATA_ROOT='/srv/the runs/.data'
+export HPCML_PYTHON='/opt/my python/bin/python3'
+export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
+# Packages in ~/.local must not shadow those of the environment or the image.
+export PYTHONNOUSERSITE=1
+
+# Which task of the submission this is, and the process that runs it.
+task=$HPCML_TASK
+export HPCML_JOB_ID="local-$$"
 
 "$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/9ba85bc7' 1 "$task" &
 worker=$!

@@ -47,7 +47,11 @@ def test_the_limit_is_on_the_index() -> None:
 
 
 def test_a_cap_is_shared_out() -> None:
-    assert [part.indices for part in split(2500, 1001, 50)] == ["0-1000%20", "0-1000%20", "0-497%10"]
+    assert [part.indices for part in split(2500, 1001, 50)] == [
+        "0-1000%20",
+        "0-1000%20",
+        "0-497%10",
+    ]
     assert [(p.indices, p.after) for p in split(5, 2, 1)] == [
         ("0-1%1", None),
         ("0-1%1", 0),
