@@ -362,6 +362,7 @@ class CellTrainer(Trainer):
         self.stop = stop
         self.progress = Progress()
         self.stopped = False
+        self._resume_from: Checkpoint | None = None
         self.layout = config.layout(group.size)
         self.num_layers = len(decoder_layers(model))
 
