@@ -500,7 +500,7 @@ _MODEL = (
     Hyperparameter(
         "vocab_size", "Model", "whole number",
         "Tokens of the tokenizer that is trained on the data. Not with train.data.tokenizer.",
-        default=2000, aliases=("token_num",), minimum=2, unit="tokens", new_model=True,
+        default=2000, aliases=("token_num",), minimum=259, unit="tokens", new_model=True,
         engines=_torch("size of the tokenizer and of the embeddings"),
     ),
     Hyperparameter(

@@ -1,22 +1,63 @@
-"""From the place of this node in the job to the variables that every rank finds."""
+"""The processes of one cell on this node: one per rank, as torch.distributed expects them."""
 
+import errno
 import os
+import shutil
 import socket
-from typing import NamedTuple
+import subprocess
+import tempfile
+import time
+from typing import Any, NamedTuple, Optional
+
+from hpcml.worker import processes
+
+# After one rank failed, the others get this long to end by themselves before they are killed.
+GRACE_SECONDS = 5.0
+# A rank that was asked to stop may wait for another's save.
+STOPPING_GRACE_SECONDS = 60.0
 
 
 class Node(NamedTuple):
-    """Where this worker stands among the nodes of its task."""
+    """Where this worker stands among the nodes of its task.
+
+    Attributes:
+        rank: position of the node, from 0; the first one leads.
+        of: how many nodes there are.
+        master_address: the first node, as the others reach it.
+    """
 
     rank: int
     of: int
     master_address: str
 
 
+class Context(NamedTuple):
+    """What all cells of a task have in common.
+
+    Attributes:
+        run_dir: the run folder.
+        plan: ``plan.json`` with the settings of the submission.
+        node: where this worker stands.
+        submission, task: numbers of both.
+        job: the scheduler's id of the task.
+        launch: one word for this start of the task, the same on all of its nodes.
+        code: the snapshot's folder, relative to the run folder.
+    """
+
+    run_dir: str
+    plan: "dict[str, Any]"
+    node: Node
+    submission: int
+    task: int
+    job: str
+    launch: str
+    code: str
+
+
 def this_node() -> Node:
-    """The node as the batch script described it (``HPCML_NODE_*``); one node without."""
+    """The node as the batch script described it; one node without a description."""
     return Node(
-        rank=int(os.environ.get("HPCML_NODE_RANK", "0")),
+        rank=int(os.environ.get("HPCML_NODE_RANK") or os.environ.get("SLURM_NODEID") or "0"),
         of=int(os.environ.get("HPCML_NODE_COUNT", "1")),
         master_address=os.environ.get("HPCML_MASTER_ADDR", "127.0.0.1"),
     )
@@ -29,23 +70,187 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def rank_environment(
-    node: Node, local_rank: int, processes: int, master_port: int
-) -> "dict[str, str]":
-    """The variables of one rank, as torch.distributed's ``env://`` expects them.
+class Ranks:
+    """The ranks of one attempt at one cell on this node.
 
     Args:
-        node: the place of this node.
-        local_rank: 0 to ``processes`` - 1 on this node.
-        processes: ranks per node.
-        master_port: the port of rank 0.
+        context: what the cell shares with the others of its task.
+        cell: the line of ``cells.jsonl``.
+        gpus: the devices this cell may use, as in ``CUDA_VISIBLE_DEVICES``; None leaves that
+            variable as it is.
     """
-    return {
-        "RANK": str(node.rank * processes + local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(node.of * processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "NODE_RANK": str(node.rank),
-        "MASTER_ADDR": node.master_address,
-        "MASTER_PORT": str(master_port),
-    }
+
+    def __init__(
+        self, context: Context, cell: "dict[str, Any]", gpus: "Optional[list[str]]"
+    ) -> None:
+        self.context = context
+        self.cell = cell
+        self.gpus = gpus
+        self.dir = os.path.join(context.run_dir, "cells", cell["id"])
+        self.metrics_path = os.path.join(self.dir, "metrics.jsonl")
+        self.stop_file = os.path.join(self.dir, "stop")
+        self.number = 0
+        self.failure: Optional[int] = None
+        self._failed_at = 0.0
+        self._asked_at: Optional[float] = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._scratch = ""
+
+    def start(self, number: int, port: int, lock: Optional[int]) -> None:
+        """Start every rank of this node.
+
+        Args:
+            number: of the attempt, from 1.
+            port: where rank 0 listens.
+            lock: the descriptor that holds the cell, for the ranks to hold it as well.
+        """
+        self.number = number
+        self._scratch = tempfile.mkdtemp(prefix=f"hpcml-{self.cell['id']}-")
+        environment = self._environment()
+        before_exec = processes.die_with_parent()
+        for local_rank in range(self._count()):
+            rank = self._rank(local_rank)
+            with open(self.log("out", rank), "ab") as out, open(self.log("err", rank), "ab") as err:
+                try:
+                    process = subprocess.Popen(
+                        self._arguments(),
+                        cwd=self._directory(),
+                        env={**environment, **self._rank_environment(local_rank, port)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                        start_new_session=True,
+                        pass_fds=[] if lock is None else [lock],
+                        preexec_fn=before_exec,  # the worker has no threads
+                    )
+                except OSError as error:
+                    err.write(f"hpcml: cannot start the program: {error}\n".encode())
+                    self.fail(127 if error.errno == errno.ENOENT else 126)
+                    self.kill()
+                    return
+            self._processes.append(process)
+
+    def poll(self) -> Optional[int]:
+        """None while a rank runs; then 0, or the code of the first one that failed."""
+        codes = [process.poll() for process in self._processes]
+        for code in codes:
+            if code:
+                self.fail(code)
+        if any(code is None for code in codes):
+            grace = GRACE_SECONDS if self._asked_at is None else STOPPING_GRACE_SECONDS
+            if self.failure is not None and time.monotonic() - self._failed_at > grace:
+                self.kill()
+            return None
+        return self.failure or 0
+
+    def fail(self, code: int) -> None:
+        """One of the cell's ranks, here or elsewhere, ended with ``code``: the others follow."""
+        if self.failure is None:
+            self.failure = code
+            self._failed_at = time.monotonic()
+
+    def ask_to_stop(self, signum: int) -> None:
+        """Hand a request to save and leave to every rank."""
+        self._asked_at = time.monotonic()
+        for process in self._processes:
+            if process.poll() is None:
+                processes.deliver(process.pid, signum)
+
+    def kill_after(self, seconds: float) -> None:
+        """End ranks that were asked to stop and have not after ``seconds``."""
+        if self._asked_at is not None and time.monotonic() - self._asked_at > seconds:
+            self.kill()
+
+    def kill(self) -> None:
+        """End every rank at once."""
+        for process in self._processes:
+            if process.poll() is None:
+                processes.kill_group(process.pid)
+
+    def close(self) -> None:
+        """Remove what the ranks leave on this node: helpers that outlived them, scratch folders."""
+        for process in self._processes:
+            processes.kill_group(process.pid)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def last_words(self) -> str:
+        """The last line on stderr of the first rank of this node that wrote any."""
+        for local_rank in range(self._count()):
+            path = self.log("err", self._rank(local_rank))
+            if not os.path.exists(path):
+                continue
+            with open(path, "rb") as file:
+                file.seek(max(0, os.path.getsize(path) - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+            if lines:
+                return lines[-1].strip()[:300]
+        return ""
+
+    def log(self, stream: str, rank: int) -> str:
+        """The path of a rank's log; ``stream`` is ``out`` or ``err``."""
+        which = f".{rank}" if rank else ""
+        return os.path.join(self.dir, f"log.{self.number}{which}.{stream}")
+
+    def _count(self) -> int:
+        return int(self.context.plan["resources"]["processes"])
+
+    def _rank(self, local_rank: int) -> int:
+        return self.context.node.rank * self._count() + local_rank
+
+    def _arguments(self) -> "list[str]":
+        kind = self.context.plan["kind"]
+        if kind == "command":
+            return [str(argument) for argument in self.cell["payload"]["argv"]]
+        python = os.environ.get("HPCML_PYTHON", "python3")
+        return [python, "-u", "-m", f"hpcml.{kind}"]
+
+    def _directory(self) -> str:
+        plan = self.context.plan
+        if plan["kind"] != "command":
+            return self.dir
+        # os.path.join takes an absolute directory of the recipe as it is.
+        code = os.path.join(self.context.run_dir, self.context.code)
+        recipe = os.path.join(code, "project", plan["directory"])
+        return os.path.join(recipe, self.cell["payload"].get("directory") or "")
+
+    def _environment(self) -> "dict[str, str]":
+        context, payload = self.context, self.cell["payload"]
+        environment = dict(os.environ)
+        environment.update(
+            HPCML_RUN_DIR=context.run_dir,
+            HPCML_CELL_DIR=self.dir,
+            HPCML_CELL_ID=self.cell["id"],
+            HPCML_CELL_INDEX=str(self.cell["index"]),
+            HPCML_ATTEMPT=str(self.number),
+            HPCML_METRICS=self.metrics_path,
+            HPCML_STOP_FILE=self.stop_file,
+            HPCML_CHECKPOINTS=os.path.join(self.dir, "checkpoints"),
+            OMP_NUM_THREADS=str(context.plan["resources"]["cpus"]),
+            TMPDIR=self._scratch,
+            XDG_CACHE_HOME=os.path.join(self._scratch, "cache"),
+            TRITON_CACHE_DIR=os.path.join(self._scratch, "triton"),
+            TORCHINDUCTOR_CACHE_DIR=os.path.join(self._scratch, "inductor"),
+        )
+        if self.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        code = os.path.join(context.run_dir, context.code)
+        others = [part for part in environment.get("PYTHONPATH", "").split(":") if part]
+        others = [part for part in others if part != code]
+        # For a user's command last, so that hpcml can be imported and hides nothing of theirs.
+        path = [*others, code] if context.plan["kind"] == "command" else [code, *others]
+        environment["PYTHONPATH"] = ":".join(path)
+        environment.update(payload.get("env") or {})
+        return environment
+
+    def _rank_environment(self, local_rank: int, port: int) -> "dict[str, str]":
+        node = self.context.node
+        return {
+            "RANK": str(self._rank(local_rank)),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(node.of * self._count()),
+            "LOCAL_WORLD_SIZE": str(self._count()),
+            "NODE_RANK": str(node.rank),
+            "MASTER_ADDR": node.master_address,
+            "MASTER_PORT": str(port),
+        }

@@ -341,3 +341,63 @@ def test_the_environment_of_a_cell_arrives_unchanged(tmp_path: Path) -> None:
     run = Run(tmp_path, ["import os; print(os.environ['LETTER'])"])
     assert run.run() == 0
     assert (run.folder.cell_dir("cell0") / "log.1.out").read_text() == "ä '$(x)\n"
+
+
+class Nodes:
+    """The workers of one task on several nodes, here all on this machine."""
+
+    def __init__(self, run: Run, count: int) -> None:
+        self.workers = []
+        os.environ.update(HPCML_NODE_COUNT=str(count), HPCML_LAUNCH=str(time.time()))
+        for rank in range(count):
+            os.environ["HPCML_NODE_RANK"] = str(rank)
+            self.workers.append(run.start())
+        for name in ("HPCML_NODE_RANK", "HPCML_NODE_COUNT", "HPCML_LAUNCH"):
+            del os.environ[name]
+
+    def wait(self) -> list[int]:
+        return [worker.wait(60) for worker in self.workers]
+
+
+def test_ranks_of_several_nodes_are_one_cell(tmp_path: Path) -> None:
+    program = "import os; print(*(os.environ[n] for n in 'RANK WORLD_SIZE MASTER_PORT'.split()))"
+    run = Run(tmp_path, [program], resources={"processes": 2, "nodes": 2})
+    assert Nodes(run, 2).wait() == [0, 0]
+    cell = run.folder.cell_dir("cell0")
+    logs = [cell / "log.1.out", *(cell / f"log.1.{rank}.out" for rank in (1, 2, 3))]
+    seen = [path.read_text().split() for path in logs]
+    assert [line[:2] for line in seen] == [[str(rank), "4"] for rank in range(4)]
+    assert len({line[2] for line in seen}) == 1
+    assert len(run.events(kind="started")) == 1
+
+
+def test_a_failure_on_another_node_is_the_cells(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit('node one broke')\n"
+        "time.sleep(60)"
+    )
+    run = Run(tmp_path, [program], resources={"nodes": 2}, retry={"application": 1})
+    assert Nodes(run, 2).wait() == [1, 0]
+    assert [event["reason"] for event in run.events(kind="ended")] == [
+        "node 1: exit code 1: node one broke"
+    ] * 2
+
+
+def test_a_stop_reaches_all_nodes(tmp_path: Path) -> None:
+    program = RESUMABLE.replace('"state"', '"state" + os.environ["RANK"]')
+    run = Run(tmp_path, [program], resources={"nodes": 2})
+    nodes = Nodes(run, 2)
+    run.wait_for_step(step=3)
+    nodes.workers[0].send_signal(signal.SIGUSR1)
+    assert nodes.wait() == [75, 0]
+    cell = run.folder.cell_dir("cell0")
+    assert (cell / "checkpoints" / "state0").exists()
+    assert (cell / "checkpoints" / "state1").exists()
+    assert Nodes(run, 2).wait() == [0, 0]
+
+
+def test_nodes_are_sent_home_from_a_cell_that_is_done(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["pass"], resources={"nodes": 2})
+    assert Nodes(run, 2).wait() == [0, 0]
+    assert Nodes(run, 2).wait() == [0, 0]
+    assert len(run.events(kind="started")) == 1
