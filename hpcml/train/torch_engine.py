@@ -6,11 +6,7 @@ can tear, is done here: the order of the data, evaluation, metrics, and checkpoi
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import math
-import os
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -44,10 +40,12 @@ from hpcml.data.dataset import (
 from hpcml.data.sampler import Sampler
 from hpcml.train import finetune
 from hpcml.train.checkpoint import Checkpoint, CheckpointStore
-from hpcml.train.config import TrainingConfig, TrainingError, TrainingJob
+from hpcml.train.config import TrainingError, TrainingJob
+from hpcml.train.group import Group
 from hpcml.train.loss import TokenLoss
 from hpcml.train.model import add_dropout, decoder_layers, load_model, new_model
 from hpcml.train.optimizer import build_optimizer
+from hpcml.train.randomness import random_state, seed_rank, set_random_state
 from hpcml.train.schedule import Schedule
 from hpcml.train.stop import AGAIN, StopRequest
 from hpcml.worker.metrics import append_line
@@ -192,79 +190,6 @@ def make_samples(job: TrainingJob, dataset: Dataset, split: str, padding: int) -
     if job.packing:
         return PackedSamples(dataset.split(split), length)
     return DocumentSamples(dataset.split(split), length, padding)
-
-
-# -- ranks --------------------------------------------------------------------------------------
-
-
-class Group:
-    """The ranks of a training, and how they agree on small things.
-
-    They do so over gloo, on the CPU, so that no question waits for a GPU's queue.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-        self._side: dist.ProcessGroup | None = None
-        if size > 1:
-            # Rank 0 may write a large checkpoint while the others wait.
-            self._side = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=4))
-
-    @classmethod
-    def join(cls, config: TrainingConfig) -> Group:
-        """Meet the other ranks, as the environment describes them."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        cuda = torch.cuda.is_available()
-        if size == 1 and not cuda:
-            # Otherwise accelerate would look for ranks.
-            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-                os.environ.pop(name, None)
-            return cls(0, 1)
-        if cuda and torch.cuda.device_count() == 1:
-            # The scheduler shows each rank its own GPU only, and its number there is 0.
-            os.environ["LOCAL_RANK"] = "0"
-        if not dist.is_initialized():
-            dist.init_process_group(config.ddp_backend or ("nccl" if cuda else "gloo"))
-        return cls(dist.get_rank(), dist.get_world_size())
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank speaks and writes for all."""
-        return self.rank == 0
-
-    def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
-        if self._side is None:
-            return flag
-        answer = torch.tensor([int(flag)])
-        dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._side)
-        return bool(answer.item())
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks. Any shape; on the CPU."""
-        values = values.cpu()
-        if self._side is not None:
-            dist.all_reduce(values, group=self._side)
-        return values
-
-    def share(self, value: Any) -> Any:
-        """What rank 0 says."""
-        if self._side is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._side)
-        return box[0]
-
-    def wait(self) -> None:
-        """Wait until all are here."""
-        if self._side is not None:
-            dist.barrier(group=self._side)
-
-    def leave(self) -> None:
-        """Part from the other ranks."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 # -- the training -------------------------------------------------------------------------------
@@ -802,35 +727,3 @@ def training_arguments(
         disable_tqdm=True,
         log_level="error",
     )
-
-
-# -- random numbers -----------------------------------------------------------------------------
-
-
-def seed_rank(seed: int, rank: int) -> None:
-    """Seed every generator; each rank has random numbers of its own (for dropout)."""
-    digest = hashlib.blake2b(f"{seed}:{rank}".encode(), digest_size=4).digest()
-    transformers.set_seed(int.from_bytes(digest, "little"))
-
-
-def random_state() -> dict[str, Any]:
-    """The state of every generator, of types that ``torch.load(weights_only=True)`` reads."""
-    version, internal, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state()
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Go on where :func:`random_state` was called."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])

@@ -269,7 +269,7 @@ def ddp_backend(run: Run) -> None:
     import os
     from unittest import mock
 
-    from hpcml.train.torch_engine import Group
+    from hpcml.train.group import Group
 
     # Asking for a backend is what join does with it; two processes are tested elsewhere.
     with (

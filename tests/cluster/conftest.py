@@ -1,1 +1,0 @@
-from .fixtures import *  # noqa: F403
