@@ -85,7 +85,10 @@ class LeadingCell:
             return
         self._busy_since = None
         done = os.path.exists(os.path.join(attempt.dir, "result.json"))
-        if done or self._cancelled(self._history):
+        finished = policy.finished(
+            self._history, self._context.submission, self._context.plan["retry"]
+        )
+        if done or finished or self._cancelled(self._history):
             attempt.release()
             self._leave(0 if done else 1)
             return

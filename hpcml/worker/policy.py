@@ -48,3 +48,17 @@ def decide(
         used = sum(event["cause"] == cause for event in earlier)
         return Decision(again=used < retry.get(cause, 0))
     return Decision(again=False)
+
+
+def finished(events: "list[dict[str, Any]]", submission: int, retry: "dict[str, int]") -> bool:
+    """Whether a submission is through with a cell that is not done.
+
+    A job may begin again after its cell has failed: because another cell of the same task is not
+    done, as the next link of a chain, or because its node died in that moment.
+    """
+    mine = [event for event in of_submission(events, submission) if "attempt" in event]
+    ended = [event for event in mine if event.get("event") == "ended"]
+    if not ended or mine[-1] is not ended[-1] or ended[-1].get("cause") == "stopped":
+        return False
+    cause = ended[-1].get("cause")
+    return sum(event.get("cause") == cause for event in ended) > retry.get(str(cause), 0)

@@ -157,6 +157,19 @@ def test_a_new_submission_has_a_new_budget(tmp_path: Path) -> None:
     assert len(run.events(kind="started")) == 4
 
 
+def test_a_job_that_begins_again_leaves_failed_cells_alone(tmp_path: Path) -> None:
+    """One cell of a task failed, the other wants to go on: only that one does."""
+    once = (
+        "import os, sys, hpcml; first = os.environ['HPCML_ATTEMPT'] == '1'; "
+        "hpcml.report(step=1); sys.exit(75 * first)"
+    )
+    run = Run(tmp_path, ["raise SystemExit(1)", once], pack=2, retry={"application": 1})
+    assert run.run() == 75
+    assert run.run() == 1
+    assert len(run.events(0, "started")) == 2
+    assert [event["cause"] for event in run.events(1, "ended")] == ["stopped", "done"]
+
+
 def test_a_killed_payload_is_no_application_error(tmp_path: Path) -> None:
     run = Run(tmp_path, ["import os; os.kill(os.getpid(), 9)"], retry={"killed": 1})
     assert run.run() == 1
