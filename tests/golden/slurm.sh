@@ -30,6 +30,12 @@ trap 'forward USR2' USR2
 trap 'forward TERM' TERM
 trap 'forward INT' INT
 
+# TERM without the site's signal before it is scancel, or a preemption after which Slurm itself
+# requeues: a requeue from here would bring a cancelled job back.
+first=''
+trap 'first=${first:-USR1}; forward USR1' USR1
+trap 'first=${first:-TERM}; forward TERM' TERM
+
 export HPCML_DATA_ROOT='/srv/the runs/.data'
 export HPCML_PYTHON=/opt/python/bin/python3
 export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
@@ -54,5 +60,5 @@ if [ -n "$asked" ]; then forward "$asked"; fi
 while asked=''; wait "$worker"; code=$?; [ -n "$asked" ]; do :; done
 
 # From here and not from the payload: an image need not have scontrol.
-if [ "$code" -eq 75 ]; then scontrol requeue "$job"; fi
+if [ "$code" -eq 75 ] && [ "$first" != TERM ]; then scontrol requeue "$job"; fi
 exit "$code"
