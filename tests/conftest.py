@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.cluster.fixtures"]
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
