@@ -10,7 +10,8 @@ import click
 root_option = click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the runs lie. [default: $HPCML_RUNS, or 'runs' in this folder]",
+    help="Where the runs lie. [default: $HPCML_RUNS, or 'runs' in this folder; they are found "
+    "also where the sites keep theirs]",
 )
 
 #: The run, or the newest one.

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
+from hpcml.recipe.yaml import load_yaml
 from hpcml.runs.folder import RunFolder, default_root
 from hpcml.runs.results import results
+from hpcml.site.search import site_files
 
 _LISTED = 10
 
 
-def list_runs(root: Path) -> list[RunFolder]:
-    """All runs below a root, the one whose command was given last first."""
-    try:
-        plans = [
-            path for path in root.glob("*/*/plan.json") if not path.parent.name.startswith(".")
-        ]
-    except OSError as error:
-        raise UserError(f"cannot read the runs in {root}: {error.strerror}") from error
+def list_runs(*roots: Path) -> list[RunFolder]:
+    """All runs below some roots, the one whose command was given last first."""
+    plans: list[Path] = []
+    for root in roots:
+        try:
+            found = root.glob("*/*/plan.json")
+            plans += [path for path in found if not path.parent.name.startswith(".")]
+        except OSError as error:
+            raise UserError(f"cannot read the runs in {root}: {error.strerror}") from error
     return sorted((RunFolder(path.parent) for path in plans), key=_last_given, reverse=True)
+
+
+def known_roots() -> list[Path]:
+    """Where runs lie when nobody says where: ``$HPCML_RUNS``, or ``runs`` here and the sites'."""
+    roots = [default_root()]
+    if not os.environ.get("HPCML_RUNS"):
+        for site in site_files().values():
+            # A site with a mistake is reported to those who use it.
+            with suppress(UserError):
+                runs = load_yaml(site).data.get("runs")
+                if isinstance(runs, str):
+                    roots.append(Path(os.path.expandvars(runs)).expanduser().absolute())
+    return list(dict.fromkeys(roots))
 
 
 def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
@@ -31,17 +48,20 @@ def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
     Args:
         spec: a path of a run folder, a run id or a unique beginning of one, a recipe's name (its
             newest run), ``name/id``, or ``None`` for the newest run of all.
-        root: where to look; :func:`hpcml.runs.folder.default_root` unless given.
+        root: where to look; in all :func:`known_roots` unless given.
 
     Raises:
         UserError: nothing, or more than one run, has this name. The message lists the known ones.
     """
-    root = (root or default_root()).absolute()
     if spec is not None and (Path(spec) / "plan.json").is_file():
         return RunFolder.open(Path(spec).resolve())
-    runs = list_runs(root)
+    roots = [root.absolute()] if root else known_roots()
+    runs = list_runs(*roots)
+    places = ", ".join(map(str, roots))
     if not runs:
-        raise UserError(f"there are no runs in {root}; name another place by --root or $HPCML_RUNS")
+        raise UserError(
+            f"there are no runs in {places}; name another place by --root or $HPCML_RUNS"
+        )
     if spec is None:
         return RunFolder.open(runs[0].path)
     matches = _matches(spec.rstrip("/"), runs)
@@ -52,7 +72,7 @@ def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
     names = {run.name for run in runs} | {run.run_id for run in runs} | set(map(_label, runs))
     nearest = difflib.get_close_matches(spec, sorted(names), n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise UserError(f"no run is named {spec!r}.{hint} Runs in {root}: {_listing(runs)}")
+    raise UserError(f"no run is named {spec!r}.{hint} Runs in {places}: {_listing(runs)}")
 
 
 def _matches(spec: str, runs: list[RunFolder]) -> list[RunFolder]:
