@@ -23,15 +23,18 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     continues them.
     """
     from hpcml.cli import text
+    from hpcml.launch.watch import watch
     from hpcml.runs.cancel import cancel_cell
     from hpcml.runs.find import find_cell, find_run
-    from hpcml.runs.status import collect, with_pending
+    from hpcml.runs.status import with_pending
 
     folder = find_run(run, root)
+    watcher = watch(folder)
+    watcher.ask()
+    status = watcher.refresh()
+    trouble = watcher.trouble
     wanted = {find_cell(folder, cell)["index"] for cell in cells}
-    chosen = [
-        cell for cell in with_pending(folder, collect(folder)) if not wanted or cell.index in wanted
-    ]
+    chosen = [cell for cell in with_pending(folder, status) if not wanted or cell.index in wanted]
     open_cells = [
         cell for cell in chosen if cell.state not in ("done", "failed") and not cell.cancelled
     ]
@@ -51,5 +54,22 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     # Waiting cells first, so that none of them takes the place of a stopped one.
     for cell in waiting + running:
         cancel_cell(folder, cell.id, running=cell.state == "running")
+    if trouble is None:
+        # Cancelled in their files before: one that begins in this moment ends at once.
+        trouble = _remove(watcher.unneeded(status, {cell.index for cell in waiting}))
+    if trouble:
+        click.echo(f"hpcml: {trouble}\nJobs that wait will end at once when they begin", err=True)
     if not open_cells and not wanted:
         click.echo(f"nothing to cancel in {folder.path}")
+
+
+def _remove(tasks: list[str]) -> str | None:
+    """Take waiting tasks out of Slurm's queue; returns what went wrong."""
+    from hpcml.launch.slurm.client import SlurmError, run
+
+    if tasks:
+        try:
+            run(["scancel", *tasks])
+        except SlurmError as error:
+            return str(error)
+    return None

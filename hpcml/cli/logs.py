@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,9 +39,10 @@ def command(
     its beginning, or "best". On a terminal the last lines are shown; redirected, all of them.
     """
     from hpcml.errors import UserError
+    from hpcml.launch.watch import ASK_SECONDS, watch
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.logs import cell_logs, follow
-    from hpcml.runs.status import CellState, collect
+    from hpcml.runs.status import CellState
 
     if follows and attempt is not None:
         raise UserError("-f follows the newest attempt; leave out --attempt, or -f")
@@ -59,16 +61,35 @@ def command(
     chosen = attempt or (attempts[-1] if attempts else 0)
     printer = _Printer(mark_err=not only_err)
     offsets = {log.path: printer.show(log) for log in logs if log.attempt == chosen}
-    if not follows:
-        if not logs:
-            state = collect(folder).cells.get(folder.ids[cell_id])
-            raise UserError(
-                f"cell {cell} has no logs; it is {state.state if state else 'pending'}. "
-                f"What its batch script printed, if it began, is in {folder.tasks}"
-            )
+    if not follows and logs:
         return
-    for news in follow(folder, cell_id, streams, offsets=offsets):
+    watcher = watch(folder)
+    index = folder.ids[cell_id]
+
+    def look() -> CellState:
+        """The cell, also with what the scheduler says of it."""
+        watcher.ask(ASK_SECONDS)
+        found = watcher.refresh().cells.get(index) or CellState(cell_id, index, "pending")
+        if watcher.trouble:
+            printer.note(watcher.trouble)
+        return found
+
+    if not follows:
+        state = look()
+        because = f": {state.reason}" if state.reason else ""
+        raise UserError(
+            f"cell {cell} has no logs; it is {state.state}{because}. "
+            f"What its batch script printed, if it began, is in {folder.tasks}"
+        )
+
+    def alive(started: Mapping[str, Any]) -> bool | None:
+        watcher.ask(ASK_SECONDS)
+        return watcher.alive(started)
+
+    for news in follow(folder, cell_id, streams, offsets=offsets, alive=alive):
         if isinstance(news, CellState):
+            if news.state in ("pending", "stopped", "lost"):
+                news = look()
             waits = news.state in ("pending", "stopped", "lost") and not news.cancelled
             what = f"{news.state}: {news.reason}" if news.reason else news.state
             printer.note(f"{what}; waiting for the next attempt" if waits else what)

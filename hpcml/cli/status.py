@@ -15,22 +15,35 @@ _ALL_SHOWN_UP_TO = 50
 @click.command("status")
 @run_argument
 @click.option("--all", "every", is_flag=True, help="Show every cell of a large run.")
+@click.option("--watch", "watches", is_flag=True, help="Go on until nothing runs or waits.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
-def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> None:
+def command(run: str | None, every: bool, watches: bool, as_json: bool, root: Path | None) -> None:
     """Show the states of a run's cells.
 
     RUN is a run folder, a run id or its beginning, or a recipe's name; without it, the newest run.
     """
     from hpcml.cli import text
     from hpcml.cli.tables import cells_table, console
-    from hpcml.cli.view import print_counts, print_reasons
+    from hpcml.cli.view import print_counts, print_reasons, progress
+    from hpcml.errors import UserError
+    from hpcml.launch.watch import follow, watch
     from hpcml.runs.find import find_run
-    from hpcml.runs.status import collect, with_pending
+    from hpcml.runs.status import STATES, with_pending
     from hpcml.runs.tables import json_value
 
+    if watches and as_json:
+        raise UserError("--watch and --json exclude each other; give one of them")
     folder = find_run(run, root)
-    status = collect(folder)
+    watcher = watch(folder)
+    if watches:
+        with progress(folder) as view:
+            status = follow(watcher, view.refresh, view.say)
+    else:
+        watcher.ask()
+        status = watcher.refresh()
+        if watcher.trouble:
+            click.echo(f"hpcml: {watcher.trouble}", err=True)
     if as_json:
         cells = [
             {
@@ -58,7 +71,7 @@ def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> N
     if shown:
         output.print()
         output.print(cells_table(shown, folder, output.width))
-    print_reasons(output, shown)
+    print_reasons(output, shown if whole else status.in_state(*STATES[:-1]))
     if not whole:
         output.print()
         output.print(

@@ -21,10 +21,14 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def only_driver(run: RunFolder) -> Iterator[None]:
-    """Be the only command that runs the cells of ``run`` on this machine.
+def only_driver(run: RunFolder) -> Iterator[int]:
+    """Be the only command that runs the cells of ``run`` here, or submits them.
 
-    The lock ends with the process, however that ends.
+    The lock ends with the process, however that ends, and with all that it gave the descriptor
+    to.
+
+    Yields:
+        The descriptor of the lock.
 
     Raises:
         UserError: another command is at it.
@@ -37,12 +41,12 @@ def only_driver(run: RunFolder) -> Iterator[None]:
         except BlockingIOError:
             owner = os.read(descriptor, 20).decode(errors="replace").strip()
             raise UserError(
-                f"{run.path}: another command (process {owner}) is running these cells; "
+                f"{run.path}: another command (process {owner}) is at these cells; "
                 f"watch it by: hpcml status {run.name}/{run.run_id}"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -61,4 +61,5 @@ def finished(events: "list[dict[str, Any]]", submission: int, retry: "dict[str, 
     if not ended or mine[-1] is not ended[-1] or ended[-1].get("cause") == "stopped":
         return False
     cause = ended[-1].get("cause")
-    return sum(event.get("cause") == cause for event in ended) > retry.get(str(cause), 0)
+    failures = [event for event in ended if event.get("cause") == cause]
+    return len(failures) > retry.get(str(cause), 0)

@@ -11,8 +11,17 @@ class SlurmError(Exception):
     """A command of Slurm failed; the message is what it said."""
 
 
-def run(command: Sequence[str], timeout: float = 120.0) -> str:
+class NoAnswer(SlurmError):
+    """The controller did not answer in time; it may have done what it was asked all the same."""
+
+
+def run(command: Sequence[str], timeout: float = 120.0, keep: Sequence[int] = ()) -> str:
     """What ``command`` prints on stdout.
+
+    Args:
+        command: the program and its arguments.
+        timeout: seconds.
+        keep: descriptors that it inherits.
 
     Raises:
         SlurmError: it is missing, took too long, or failed.
@@ -27,14 +36,18 @@ def run(command: Sequence[str], timeout: float = 120.0) -> str:
             errors="replace",
             timeout=timeout,
             check=False,
+            pass_fds=keep,
         )
     except FileNotFoundError:
         raise SlurmError(f"there is no command {command[0]} on this machine") from None
+    except OSError as error:
+        raise SlurmError(f"cannot run {command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} gave no answer in {timeout:.0f} s") from None
+        raise NoAnswer(f"{command[0]} gave no answer in {timeout:.0f} s") from None
     if result.returncode:
         said = (result.stderr or result.stdout).strip()
-        raise SlurmError(f"{command[0]}: {said or f'exit code {result.returncode}'}")
+        kind = NoAnswer if "timed out" in said.lower() else SlurmError
+        raise kind(f"{command[0]}: {said or f'exit code {result.returncode}'}")
     return result.stdout
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -22,6 +21,9 @@ ENDED = frozenset(
         "TIMEOUT",
     )
 )
+# Between the fields of squeue: no reason and hardly a path holds it.
+_BAR = "\x1f"
+
 RUNNING = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING"))
 
 
@@ -54,16 +56,21 @@ class Queue:
         """The state of one task, or None if squeue does not show it."""
         return self.tasks.get((job, index)) or self.rests.get(job)
 
+    def jobs(self) -> Iterator[tuple[int, JobState]]:
+        """All jobs and tasks with their states; an array comes once for each of its tasks."""
+        for (job, _), state in self.tasks.items():
+            yield job, state
 
-def queue() -> Queue:
-    """Ask squeue, once.
+
+def queue(user: str) -> Queue:
+    """Ask squeue, once, for the jobs of ``user``.
 
     Raises:
         SlurmError: the controller gave no answer.
     """
-    # The reason comes last: it may hold any character, the others hold no bar.
-    text = run(["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%T|%o|%r"])
-    return Queue(text.splitlines())
+    text = run(["squeue", "--noheader", f"--user={user}", f"--format=%i{_BAR}%T{_BAR}%r{_BAR}%o"])
+    # Not splitlines(): a script's path may hold what Unicode takes for the end of a line.
+    return Queue(text.split("\n"))
 
 
 def accounting(jobs: Iterable[int]) -> dict[tuple[int, int | None], str]:
@@ -100,13 +107,12 @@ def accounting(jobs: Iterable[int]) -> dict[tuple[int, int | None], str]:
 
 def _parse(lines: Iterable[str]) -> Iterator[tuple[int, frozenset[int] | None, JobState]]:
     for line in lines:
-        job_id, _, rest = line.strip().partition("|")
-        parts = rest.split("|", 2)
-        if len(parts) != 3:
+        parts = line.split(_BAR, 3)
+        if len(parts) != 4:
             continue
+        job_id, state, reason, script = parts
         try:
-            job, indices = array_tasks(job_id)
+            job, indices = array_tasks(job_id.strip())
         except ValueError:
             continue
-        state, script, reason = parts
         yield job, indices, JobState(state, reason.strip(), script)

@@ -41,3 +41,22 @@ def words(reason: str) -> str:
             return f"will never start: it asks for more than a limit allows ({code})"
         return f"waits: a limit of the account or quality of service is reached ({code})"
     return f"waits ({reason})" if reason else "waits"
+
+
+# How Slurm says that a job ended, for those whose worker could not say it.
+_ENDS = {
+    "BOOT_FAIL": "could not start: its node did not boot",
+    "CANCELLED": "was cancelled in Slurm",
+    "COMPLETED": "ended",
+    "DEADLINE": "did not end before its deadline",
+    "FAILED": "failed",
+    "NODE_FAIL": "lost its node",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "was ended at its time limit",
+}
+
+
+def end_words(state: str) -> str:
+    """The state that sacct gives a job that has ended, for a person."""
+    return f"its job {_ENDS.get(state, f'ended as {state}')}"

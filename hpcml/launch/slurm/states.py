@@ -2,52 +2,77 @@
 
 from __future__ import annotations
 
-import json
+import getpass
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcml.launch.slurm.client import SlurmError
+from hpcml.launch.slurm.journal import (
+    Entry,
+    TaskId,
+    read_journal,
+    settled,
+    submitted_tasks,
+)
 from hpcml.launch.slurm.query import ENDED, RUNNING, JobState, Queue, accounting, queue
-from hpcml.launch.slurm.reasons import words
-from hpcml.launch.slurm.text import array_tasks
-from hpcml.runs.disk import plain_errors
+from hpcml.launch.slurm.reasons import end_words, words
+from hpcml.launch.slurm.text import array_list, array_tasks
+from hpcml.runs.events import parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.status import CellState, Status, Watcher
 
 _TERMINAL = ("done", "failed")
 
+# The clocks of nodes differ by less than this.
+_SKEW = 5.0
 
-class TaskId(NamedTuple):
-    """A task of an array: the job, and its index there."""
-
-    job: int
-    task: int
+# A failed cell whose budget allows it is started again by its job at once.
+_RETRY_SECONDS = 5.0
 
 
 class SlurmWatcher:
-    """Looks at a run again and again; Slurm is asked each time :meth:`ask` is called.
+    """Looks at a run again and again; Slurm is asked by :meth:`ask` alone.
 
     ``trouble`` says what could not be asked, for the person who sees the states.
     """
 
     def __init__(self, run: RunFolder) -> None:
+        self.trouble: str | None = None
         self._run = run
-        self._tasks = submitted_tasks(run)
+        self._accounting = run.plan["site"]["slurm"]["accounting"]
+        self._entries: list[Entry] | None = None
+        self._tasks: dict[int, list[TaskId]] = {}
+        self._jobs: set[int] = set()
         self._queue: Queue | None = None
         self._accounts: dict[tuple[int, int | None], str] | None = None
-        self.trouble: str | None = None
-        self._watcher = Watcher(run, self._alive)
+        self._asked = float("-inf")
+        self._asked_time = 0.0
+        self._untouched: dict[int, CellState] = {}
+        self._watcher = Watcher(run, self.alive)
 
-    def ask(self) -> None:
-        """Ask squeue, once."""
+    def ask(self, older: float = 0.0) -> None:
+        """Ask squeue, once, unless it was asked less than ``older`` seconds ago."""
+        if time.monotonic() - self._asked < older:
+            return
+        # The journal first: a job that it names is in the queue, or has left it.
+        entries = read_journal(self._run)
+        self._asked_time = time.time()
         self.trouble = None
         self._accounts = None
         try:
-            self._queue = queue()
+            self._queue = queue(self._user())
         except SlurmError as error:
             self._queue = None
             self.trouble = f"{error}; what is shown is from the run folder alone"
+        else:
+            entries += settled(self._run, entries, self._queue)
+        self._asked = time.monotonic()
+        if entries != self._entries:
+            self._entries = entries
+            self._tasks = submitted_tasks(self._run, entries)
+            self._jobs = {task.job for tasks in self._tasks.values() for task in tasks}
 
     def refresh(self) -> Status:
         """The states now, with what Slurm said last."""
@@ -55,107 +80,160 @@ class SlurmWatcher:
         if self._queue is None:
             return status
         cells = dict(status.cells)
+        self._read_untouched(index for index in self._tasks if index not in cells)
+        gone = []
         for index in self._tasks:
-            cell = cells.get(index)
-            if cell is None or cell.state not in _TERMINAL:
-                seen = self._look(index, cell)
-                if seen is not None:
-                    cells[index] = seen
+            cell = cells.get(index) or self._untouched[index]
+            if cell.state in _TERMINAL or cell.cancelled:
+                continue
+            job = self._job(index)
+            if job is None:
+                gone.append(cell)
+            elif cell.state != "running":
+                cells[index] = self._queued(cell, job)
+        gone = [cell for cell in gone if cell.state in ("pending", "lost")]
+        if gone and self._accounts is None:
+            self._accounts = self._ask_accounting({self._tasks[cell.index][0].job for cell in gone})
+        cells.update((cell.index, self._gone(cell)) for cell in gone)
         return Status(status.total, dict(sorted(cells.items())))
 
+    def going(self, status: Status) -> bool:
+        """Whether something of the run is running or waiting, as far as is known."""
+        if self._queue is None:
+            return sum(status.counts().get(state, 0) for state in _TERMINAL) < status.total
+        return bool(status.in_state("running") or self.taken(status))
+
+    def taken(self, status: Status) -> set[int]:
+        """The cells that a queued or running task is going to run, or runs."""
+        if self._queue is None:
+            return set()
+        return {
+            index
+            for index in self._tasks
+            if (job := self._job(index)) is not None
+            and not self._is_free(status.cells.get(index), job)
+        }
+
     def in_queue(self) -> set[int]:
-        """The cells of which a task is queued or running."""
+        """The cells of which a task is queued or running, whether it will run them or not."""
         if self._queue is None:
             return set()
         return {index for index in self._tasks if self._job(index) is not None}
 
-    def _alive(self, started: Mapping[str, Any]) -> bool | None:
+    def last_jobs(self, cells: Iterable[int]) -> set[int]:
+        """The jobs submitted last for some cells: when they have succeeded, the cells are done."""
+        return {self._tasks[index][0].job for index in cells}
+
+    def unneeded(self, status: Status, cancelled: Iterable[int]) -> list[str]:
+        """The waiting tasks of cancelled cells that have no other cell to run.
+
+        Returns:
+            Arguments for scancel: ``12_[0-5,9]`` for each array.
+        """
+        if self._queue is None:
+            return []
+        chosen = set(cancelled)
+        wanted: dict[TaskId, bool] = {}
+        for index, tasks in self._tasks.items():
+            cell = status.cells.get(index)
+            over = index in chosen or (
+                cell is not None and (cell.state in _TERMINAL or cell.cancelled)
+            )
+            for task in tasks:
+                wanted[task] = wanted.get(task, False) or not over
+        found: dict[int, set[int]] = {}
+        for task in {task for index in chosen for task in self._tasks.get(index, ())}:
+            job = self._queue.find(task.job, task.task)
+            if job is not None and job.state not in ENDED | RUNNING and not wanted[task]:
+                found.setdefault(task.job, set()).add(task.task)
+        return [f"{job}_[{array_list(indices)}]" for job, indices in sorted(found.items())]
+
+    def alive(self, started: Mapping[str, Any]) -> bool | None:
+        """Whether the attempt of a ``started`` event lives; None if that cannot be told."""
         if self._queue is None:
             return None
         try:
             job, indices = array_tasks(str(started.get("job")))
         except ValueError:
             return None
-        if not indices:
+        if not indices or job not in self._jobs:
             return None
+        if parse_time(str(started.get("time"))) > self._asked_time - _SKEW:
+            return True
         state = self._queue.find(job, min(indices))
         return state is not None and state.state in RUNNING
 
+    def _user(self) -> str:
+        """Who submitted the run: others may look at it, too."""
+        try:
+            return self._run.journal_file.owner()
+        except (OSError, KeyError):
+            return getpass.getuser()
+
     def _job(self, index: int) -> JobState | None:
         assert self._queue is not None
-        found = [self._queue.find(*task) for task in self._tasks[index]]
+        found = [self._queue.find(task.job, task.task) for task in self._tasks[index]]
         alive = [state for state in found if state is not None and state.state not in ENDED]
         # The links of a chain that wait for the one that runs are of no interest.
-        return next((s for s in alive if s.state in RUNNING), alive[0] if alive else None)
+        return next((s for s in alive if s.state in RUNNING), alive[-1] if alive else None)
 
-    def _look(self, index: int, cell: CellState | None) -> CellState | None:
-        """The state of a cell that has not ended; None if nothing is to be said."""
-        job = self._job(index)
-        if job is not None and job.state in RUNNING:
-            if cell is not None and cell.state == "running":
-                return None
-            return replace(self._cell(index, cell), state="pending", reason="starts")
-        if job is not None:
-            return replace(self._cell(index, cell), state="pending", reason=words(job.reason))
-        if cell is not None and cell.state == "stopped":
-            return None
-        state = self._ended(index)
-        if state is None:
-            return None
-        if state == "CANCELLED":
-            said = "cancelled in Slurm"
-        else:
-            said = f"its job ended ({state}) without a word of the worker; see tasks/"
-        return replace(self._cell(index, cell), state="lost", reason=said)
+    @staticmethod
+    def _is_free(cell: CellState | None, job: JobState) -> bool:
+        """Whether a cell's job will not run it any more, or again."""
+        if cell is None or cell.state == "running":
+            return False
+        if cell.state == "failed":
+            over = time.time() - (cell.ended or 0.0) > _RETRY_SECONDS
+            return over or job.state not in RUNNING
+        return cell.state == "done" or cell.cancelled
 
-    def _cell(self, index: int, cell: CellState | None) -> CellState:
-        if cell is not None:
+    def _read_untouched(self, indices: Iterable[int]) -> None:
+        """Make states for cells that left nothing yet, all with one reading."""
+        missing = [index for index in indices if index not in self._untouched]
+        for index, record in zip(missing, self._run.read_cells(missing), strict=True):
+            self._untouched[index] = CellState(record["id"], index, "pending", record["params"])
+
+    def _queued(self, cell: CellState, job: JobState) -> CellState:
+        if job.state not in RUNNING:
+            why = words(job.reason)
+            if cell.state == "stopped" and cell.reason:
+                why = f"{cell.reason}; {why}"
+            return replace(cell, state="pending", reason=why)
+        if cell.state == "stopped" and (cell.ended or 0.0) > self._asked_time - _SKEW:
             return cell
-        record = self._run.cell(index)
-        return CellState(record["id"], index, "pending", record["params"])
+        return replace(cell, state="pending", reason="starts")
 
-    def _ended(self, index: int) -> str | None:
-        """How Slurm says the newest job of a cell ended; None where it does not say."""
-        if self._accounts is None:
-            unknown = {task.job for tasks in self._tasks.values() for task in tasks[:1]}
-            try:
-                self._accounts = accounting(unknown)
-            except SlurmError as error:
-                self._accounts = {}
-                self.trouble = f"{error}; how jobs ended is not known"
-        task = self._tasks[index][0]
-        state = self._accounts.get(task) or self._accounts.get((task.job, None))
-        return state if state in ENDED else None
+    def _gone(self, cell: CellState) -> CellState:
+        """The state of a cell without an end, of which no job is left."""
+        assert self._accounts is not None
+        task = self._tasks[cell.index][0]
+        accounts = self._accounts
+        state = accounts.get((task.job, task.task)) or accounts.get((task.job, None), "")
+        if state in ENDED or state == "PREEMPTED":
+            said = end_words(state)
+        elif cell.state == "lost":
+            return cell
+        else:
+            said = "its job has left the queue"
+        last = self._last_words(task)
+        return replace(cell, state="lost", reason=f"{said}: {last}" if last else said)
 
-
-def submitted_tasks(run: RunFolder) -> dict[int, list[TaskId]]:
-    """The tasks that were submitted for each cell, the newest first."""
-    found: dict[int, list[TaskId]] = {}
-    for entry in reversed(journal(run)):
-        if entry.get("event") != "submitted" or "job" not in entry:
-            continue
-        record = run.read_submission(entry["submission"])
-        cells = _positions(record["cells"])
-        pack = record["pack"]
-        for index in range(entry["tasks"]):
-            first = (entry["offset"] + index) * pack
-            for cell in cells[first : first + pack]:
-                found.setdefault(cell, []).append(TaskId(entry["job"], index))
-    return found
-
-
-def journal(run: RunFolder) -> list[dict[str, Any]]:
-    """The journal of a run's submissions, oldest first."""
-    with plain_errors(f"read {run.journal_file}"):
+    def _ask_accounting(self, jobs: set[int]) -> dict[tuple[int, int | None], str]:
+        if not self._accounting:
+            return {}
         try:
-            lines = run.journal_file.read_text().splitlines()
-        except FileNotFoundError:
-            return []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+            return accounting(jobs)
+        except SlurmError as error:
+            self.trouble = f"{error}; how jobs ended is not known"
+            return {}
 
-
-def _positions(ranges: Iterable[Iterable[int]]) -> list[int]:
-    cells: list[int] = []
-    for first, last in ranges:
-        cells += range(first, last + 1)
-    return cells
+    def _last_words(self, task: TaskId) -> str:
+        """The last line that the batch script, or Slurm in its place, left on stderr."""
+        path = self._run.tasks / f"{task.submission:03}.{task.job}_{task.task}.err"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].strip()[:300] if lines else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _BANNER = re.compile(r"Submitted batch job (\d+)(?: on cluster (\S+))?")
@@ -64,6 +64,17 @@ def array_tasks(text: str) -> tuple[int, frozenset[int] | None]:
     if "..." in match[3] or not text.endswith("]"):
         return number, None
     return number, frozenset(_expand(match[3]))
+
+
+def array_list(indices: Iterable[int]) -> str:
+    """Array indices as Slurm's commands take them: ``0-5,9``."""
+    ranges: list[list[int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)
 
 
 def _expand(text: str) -> Iterator[int]:

@@ -1,0 +1,101 @@
+"""What a run's journal says of its jobs, and how a call of sbatch that was cut off ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from hpcml.launch.slurm.query import Queue
+from hpcml.runs.disk import plain_errors
+from hpcml.runs.events import JsonLines
+from hpcml.runs.folder import RunFolder
+
+Entry = dict[str, Any]
+
+_TASK_LOG = re.compile(r"(\d+)\.(\d+)_\d+\.(?:out|err)")
+
+
+class TaskId(NamedTuple):
+    """A task of an array: the job, its index there, and the submission that it belongs to."""
+
+    job: int
+    task: int
+    submission: int
+
+
+def read_journal(run: RunFolder) -> list[Entry]:
+    """The journal of a run's submissions, oldest first."""
+    with plain_errors(f"read {run.journal_file}"):
+        return JsonLines(run.journal_file).read()
+
+
+def of_slurm(entries: Iterable[Entry]) -> bool:
+    """Whether any submission went to Slurm."""
+    return any("link" in entry for entry in entries)
+
+
+def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[TaskId]]:
+    """The tasks that were submitted for each cell, the newest first."""
+    found: dict[int, list[TaskId]] = {}
+    for entry in reversed(entries):
+        if entry.get("event") != "submitted" or "job" not in entry:
+            continue
+        number, job = entry["submission"], entry["job"]
+        record = run.read_submission(number)
+        cells = [cell for first, last in record["cells"] for cell in range(first, last + 1)]
+        pack = record["pack"]
+        for index in range(entry["tasks"]):
+            first = (entry["offset"] + index) * pack
+            for cell in cells[first : first + pack]:
+                found.setdefault(cell, []).append(TaskId(job, index, number))
+    return found
+
+
+def settled(run: RunFolder, entries: Sequence[Entry], queue: Queue) -> list[Entry]:
+    """What became of the calls of sbatch whose end the journal does not tell.
+
+    The command was killed, or sbatch printed no number. A job of such a call is in the queue,
+    where its script names the submission; or it has begun, and its number is in the name of the
+    file that its output goes to. If it is neither, then there is none.
+
+    Returns:
+        The entries that the journal lacks.
+    """
+    found = []
+    known = {entry["job"] for entry in entries if "job" in entry}
+    for call in _open_calls(entries):
+        jobs = _jobs_of(run, call["submission"], queue) - known
+        what = {key: call[key] for key in ("submission", "part", "link", "offset", "tasks")}
+        if jobs:
+            job = min(jobs)
+            known.add(job)
+            found.append({"event": "submitted", **what, "job": job, "cluster": None, "found": True})
+        else:
+            found.append({"event": "vanished", **what})
+    return found
+
+
+def _open_calls(entries: Iterable[Entry]) -> list[Entry]:
+    calls: dict[tuple[int, int, int], Entry] = {}
+    for entry in entries:
+        if "link" not in entry:
+            continue
+        key = entry["submission"], entry["part"], entry["link"]
+        if entry["event"] in ("submitting", "unclear"):
+            calls[key] = entry
+        else:
+            calls.pop(key, None)
+    return list(calls.values())
+
+
+def _jobs_of(run: RunFolder, submission: int, queue: Queue) -> set[int]:
+    script = str(run.scripts / f"{submission:03}.sh")
+    # squeue shows the script with its argument, the offset.
+    jobs = {job for job, state in queue.jobs() if state.script.rpartition(" ")[0] == script}
+    with plain_errors(f"read {run.tasks}"):
+        for path in run.tasks.iterdir():
+            match = _TASK_LOG.fullmatch(path.name)
+            if match and int(match[1]) == submission:
+                jobs.add(int(match[2]))
+    return jobs

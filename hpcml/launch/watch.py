@@ -1,0 +1,117 @@
+"""Looking at a run, whatever runs it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hpcml.runs.folder import RunFolder
+from hpcml.runs.status import Status, Watcher
+
+#: Seconds between two questions to a cluster's scheduler, which serves many people.
+ASK_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+
+
+class RunWatcher(Protocol):
+    """Looks at a run again and again. ``trouble`` says what could not be found out, and why."""
+
+    trouble: str | None
+
+    def ask(self, older: float = 0.0) -> None:
+        """Ask the scheduler, unless that was done less than ``older`` seconds ago."""
+
+    def refresh(self) -> Status:
+        """The states now: the files as they are, the scheduler as it was asked last."""
+
+    def alive(self, started: Mapping[str, Any]) -> bool | None:
+        """Whether the attempt of a ``started`` event lives; None if that cannot be told."""
+
+    def going(self, status: Status) -> bool:
+        """Whether something of the run is running or waiting, as far as is known."""
+
+    def unneeded(self, status: Status, cancelled: set[int]) -> list[str]:
+        """Tasks in the scheduler's queue that have nothing to do once cells are cancelled."""
+
+
+class LocalWatcher:
+    """Looks at a run on this machine, where the files say everything."""
+
+    trouble: str | None = None
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._watcher = Watcher(run)
+
+    def ask(self, older: float = 0.0) -> None:
+        """There is nobody to ask."""
+
+    def refresh(self) -> Status:
+        """The states now."""
+        return self._watcher.refresh()
+
+    def alive(self, started: Mapping[str, Any]) -> bool | None:
+        """Nobody knows of other machines."""
+        return None
+
+    def going(self, status: Status) -> bool:
+        """Whether a command is at the cells, or some run without one."""
+        return bool(status.in_state("running")) or _has_driver(self._run)
+
+    def unneeded(self, status: Status, cancelled: set[int]) -> list[str]:
+        """A local task ends by itself."""
+        return []
+
+
+def watch(run: RunFolder) -> RunWatcher:
+    """Who can tell the states of ``run``."""
+    from hpcml.launch.slurm.journal import of_slurm, read_journal
+
+    if of_slurm(read_journal(run)):
+        from hpcml.launch.slurm.states import SlurmWatcher
+
+        return SlurmWatcher(run)
+    return LocalWatcher(run)
+
+
+def follow(
+    watcher: RunWatcher, show: Callable[[Status], None], say: Callable[[str], None]
+) -> Status:
+    """Show a run until nothing of it runs or waits any more.
+
+    Args:
+        watcher: the run.
+        show: called each second with the states.
+        say: told when something cannot be found out.
+
+    Returns:
+        The states at the end.
+    """
+    told: str | None = None
+    while True:
+        watcher.ask(ASK_SECONDS)
+        status = watcher.refresh()
+        if watcher.trouble not in (None, told):
+            say(str(watcher.trouble))
+        told = watcher.trouble
+        show(status)
+        if not watcher.going(status):
+            return status
+        time.sleep(_LOOK_SECONDS)
+
+
+def _has_driver(run: RunFolder) -> bool:
+    try:
+        descriptor = os.open(run.path / "driver", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
