@@ -20,7 +20,7 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
         UserError: one is missing; the message names its key.
     """
     problems = Problems(loaded.document)
-    if loaded.recipe.command is not None:
+    if loaded.recipe.command is not None and loaded.recipe.container is None:
         _check_program(loaded.recipe.command.run[0], site, problems)
     if loaded.recipe.train is not None:
         train = loaded.recipe.train

@@ -13,6 +13,7 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import UserError
 from hpcml.plan.arrays import Part, split
+from hpcml.plan.container import Container, choose_container
 from hpcml.plan.inputs import check_inputs
 from hpcml.plan.resources import Resources, check_fit
 from hpcml.plan.slurm import Directives, directives
@@ -47,6 +48,7 @@ class Plan:
     env_from: tuple[str, ...]
     site: Site
     python: str
+    container: Container | None
     root: Path
     project: Path | None
     directory: str
@@ -98,6 +100,7 @@ class Plan:
             **self.settings(),
             "array": {"pack": self.pack, "max_running": self.max_running},
             "env_from": list(self.env_from),
+            "image": self.container.image if self.container else None,
             "scheduler": self.site.scheduler,
             "site": self.site.model_dump(mode="json"),
             "hpcml_version": __version__,
@@ -162,6 +165,8 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
             "not set in this environment; export it before the command"
         )
     check_inputs(loaded, cells, site)
+    runs = runs_root(site, root)
+    container = choose_container(loaded, cells, site, runs)
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
     # Sorted: writing a list of the sweep in another order is no other experiment.
@@ -179,8 +184,9 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
         retry=recipe.retry.model_dump(),
         env_from=tuple(recipe.env_from),
         site=site,
-        python=site.python or sys.executable,
-        root=runs_root(site, root),
+        python=container.python if container else site.python or sys.executable,
+        container=container,
+        root=runs,
         project=project,
         directory=os.path.relpath(loaded.folder.resolve(), project) if project else ".",
         code_limit=recipe.code.limit,
@@ -234,4 +240,5 @@ def runs_root(site: Site, root: Path | None) -> Path:
             f"{root.absolute()}: the path of the runs root has a ':' in it, where PYTHONPATH "
             "would end; choose another by --root"
         )
-    return root.absolute()
+    # Containers are told the path, and ".." leads elsewhere where a folder above is not there.
+    return root.resolve() if ".." in root.parts else root.absolute()

@@ -75,7 +75,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 
 def _literal(document: Document) -> dict[str, Any]:
-    """Return the data with the scalars of ``command.run`` and ``env`` as they are written.
+    """Return the data with the scalars of ``command.run`` and of each ``env`` as they are written.
 
     A program gets ``1.10`` and ``1e-4`` as the person wrote them, not as Python would.
     """
@@ -88,10 +88,18 @@ def _literal(document: Document) -> dict[str, Any]:
         ]
         data["command"] = {**command, "run": run}
     if isinstance(env, dict):
-        data["env"] = {
-            name: _or(document.as_written(("env", name)), value) for name, value in env.items()
-        }
+        data["env"] = _as_written(document, ("env",), env)
+    container = data.get("container")
+    if isinstance(container, dict) and isinstance(container.get("env"), dict):
+        written = _as_written(document, ("container", "env"), container["env"])
+        data["container"] = {**container, "env": written}
     return data
+
+
+def _as_written(
+    document: Document, path: tuple[str, ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {name: _or(document.as_written((*path, name)), value) for name, value in values.items()}
 
 
 def _or(text: str | None, value: Any) -> Any:

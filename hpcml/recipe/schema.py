@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from hpcml.recipe.container import BindText, ImageName
 from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
@@ -241,6 +242,29 @@ class Train(Block):
     data: Data = Field(description="What to train on.")
 
 
+class Container(Block):
+    """The image that cells run in, at sites that have containers. Job scripts stay outside."""
+
+    image: ImageName = Field(
+        description="A `.sif` or `.sqsh` file or a sandbox folder, absolute or in the site's "
+        "folder of images, or a reference such as `docker://nvcr.io/nvidia/pytorch:25.06-py3`."
+    )
+    binds: list[BindText] = Field(
+        default_factory=list,
+        description="Folders and files that cells see, as `source[:destination[:ro]]` with "
+        "absolute paths; a colon that belongs to a path is written `\\:`. The runs root, and "
+        "what is trained on, is there anyway.",
+    )
+    env: dict[VariableName, Written] = Field(
+        default_factory=dict,
+        description="Environment variables inside the image, each taken as written, such as "
+        "`PATH`. `PYTHONPATH` comes after hpcml's own.",
+    )
+    python: Text = Field(
+        default="python3", description="The image's Python, 3.9 or newer; a name or a path."
+    )
+
+
 class Code(Block):
     """The snapshot of the project (the recipe's git repository, or its folder) that a command
     runs from.
@@ -296,6 +320,9 @@ class Recipe(Block):
     )
     train: Train | None = Field(
         default=None, description="The training; exactly with kind `train`."
+    )
+    container: Container | None = Field(
+        default=None, description="The image that cells run in; by default none."
     )
     code: Code = Field(default_factory=Code, description="The snapshot of the project.")
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from hpcml.recipe.container import SiteBindText
 from hpcml.recipe.schema import VariableName
 from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
@@ -74,6 +75,40 @@ class Slurm(Block):
     )
 
 
+class Container(Block):
+    """How images are run here. A recipe says which one, in its own `container`."""
+
+    runtime: Literal["apptainer", "singularity", "pyxis"] = Field(
+        description="What starts images: the command `apptainer` or `singularity`, or `pyxis`, the "
+        "plugin of Slurm's srun."
+    )
+    gpu: Literal["nv", "rocm", "none"] = Field(
+        "nv",
+        description="How GPUs get into the image of a job that has some: `--nv`, `--rocm` or "
+        "neither. pyxis does it by itself.",
+    )
+    binds: list[SiteBindText] = Field(
+        default_factory=list,
+        description="Folders and files that every image sees: `source[:destination[:ro]]`. "
+        "`$VARIABLES` are replaced where hpcml is called.",
+    )
+    env: dict[VariableName, str] = Field(
+        default_factory=dict,
+        description="Environment variables inside the image; those of the site's `env` are there "
+        "too. A recipe's win.",
+    )
+    options: list[str] = Field(
+        default_factory=list,
+        description="Further words of the command line, such as `--cleanenv`. They are trusted: "
+        "hpcml puts them into the script as they are, so that `--bind=$TMPDIR:/scratch` works.",
+    )
+    images: str | None = Field(
+        None,
+        description="The folder where image files with a relative name lie. `~` and `$VARIABLES` "
+        "are replaced.",
+    )
+
+
 def _partitions(partitions: list[Partition]) -> list[Partition]:
     names = [partition.name for partition in partitions]
     for name in names:
@@ -120,6 +155,9 @@ class Site(Block):
         default_factory=list,
         description="For Slurm: the partitions, the preferred ones first. A job goes to the first "
         "that has what it asks for.",
+    )
+    container: Container | None = Field(
+        None, description="How images are run; without it recipes with an image are refused."
     )
     slurm: Slurm = Field(default_factory=Slurm, description="For Slurm: how it is used.")
     template: str | None = Field(

@@ -87,6 +87,7 @@ def load_site(path: Path) -> FoundSite:
     site = checked(Site, document.data, problems)
     if site is not None:
         _check_match(site, problems)
+        _check_container(site, problems)
         site = _with_template(site, path.resolve().parent, problems)
     problems.raise_any()
     assert site is not None
@@ -98,6 +99,16 @@ def _check_match(site: Site, problems: Problems) -> None:
         re.compile(site.match or "")
     except re.error as error:
         problems.add(("match",), f"not a regular expression: {error}")
+
+
+def _check_container(site: Site, problems: Problems) -> None:
+    pyxis = site.container is not None and site.container.runtime == "pyxis"
+    if pyxis and site.scheduler != "slurm":
+        problems.add(
+            ("container", "runtime"),
+            f"pyxis is a plugin of Slurm, and the scheduler is {site.scheduler}; "
+            "use apptainer or singularity",
+        )
 
 
 def _with_template(site: Site, folder: Path, problems: Problems) -> Site:

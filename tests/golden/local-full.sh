@@ -5,9 +5,15 @@ set -u
 # A signal may come before the worker is there; then it is handed over afterwards.
 worker=''
 asked=''
+heard=''
+deliver() {
+  kill -s "$1" "$worker" 2>/dev/null
+}
 forward() {
   asked=$1
-  if [ -n "$worker" ]; then kill -s "$1" "$worker" 2>/dev/null; fi
+  if [ -z "$worker" ]; then return; fi
+  heard=$1
+  deliver "$1"
 }
 trap 'forward USR1' USR1
 trap 'forward USR2' USR2
@@ -16,8 +22,8 @@ trap 'forward INT' INT
 
 export HPCML_DATA_ROOT='/srv/the runs/.data'
 export HPCML_PYTHON=/usr/bin/python3
-export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
-# Packages in ~/.local must not shadow those of the environment or the image.
+export PYTHONPATH='/srv/the runs/golden/01234567/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
+# Packages in ~/.local must not shadow those of the environment.
 export PYTHONNOUSERSITE=1
 export PLAIN=x
 export NASTY='a '"'"'b'"'"' $(c) "d"'
@@ -30,12 +36,16 @@ ulimit -c 0
 task=$HPCML_TASK
 export HPCML_JOB_ID="local-$$"
 
-"$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/9ba85bc7' 1 "$task" &
+"$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/01234567' 1 "$task" &
 worker=$!
 if [ -n "$asked" ]; then forward "$asked"; fi
 
 # `wait` returns early when a trap runs; only the worker's own exit code counts.
 while asked=''; wait "$worker"; code=$?; [ -n "$asked" ]; do :; done
+# A worker that is there handles signals. One that they ended had begun nothing: run it again.
+if [ -n "$heard" ]; then
+  case $code in 130 | 138 | 140 | 143) code=75 ;; esac
+fi
 
 echo 'the end of golden'
 exit "$code"

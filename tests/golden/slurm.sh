@@ -13,17 +13,23 @@
 #SBATCH --switches=1
 #SBATCH --contiguous
 #SBATCH --partition=gpu
-#SBATCH --output='/srv/the runs/golden/9ba85bc7/tasks/001.%A_%a.out'
-#SBATCH --error='/srv/the runs/golden/9ba85bc7/tasks/001.%A_%a.err'
+#SBATCH --output='/srv/the runs/golden/01234567/tasks/001.%A_%a.out'
+#SBATCH --error='/srv/the runs/golden/01234567/tasks/001.%A_%a.err'
 # Rendered by hpcml. Do not edit: every submission renders its own.
 set -u
 
 # A signal may come before the worker is there; then it is handed over afterwards.
 worker=''
 asked=''
+heard=''
+deliver() {
+  kill -s "$1" "$worker" 2>/dev/null
+}
 forward() {
   asked=$1
-  if [ -n "$worker" ]; then kill -s "$1" "$worker" 2>/dev/null; fi
+  if [ -z "$worker" ]; then return; fi
+  heard=$1
+  deliver "$1"
 }
 trap 'forward USR1' USR1
 trap 'forward USR2' USR2
@@ -38,8 +44,8 @@ trap 'first=${first:-TERM}; forward TERM' TERM
 
 export HPCML_DATA_ROOT='/srv/the runs/.data'
 export HPCML_PYTHON=/opt/python/bin/python3
-export PYTHONPATH='/srv/the runs/golden/9ba85bc7/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
-# Packages in ~/.local must not shadow those of the environment or the image.
+export PYTHONPATH='/srv/the runs/golden/01234567/code/0123456789'"${PYTHONPATH:+:$PYTHONPATH}"
+# Packages in ~/.local must not shadow those of the environment.
 export PYTHONNOUSERSITE=1
 
 # Which task of the submission this is: each of its arrays begins at an offset of its own.
@@ -52,12 +58,16 @@ HPCML_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 HPCML_LAUNCH=$(date +%s.%N)
 export HPCML_MASTER_ADDR HPCML_LAUNCH
 
-"$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/9ba85bc7' 1 "$task" &
+"$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/01234567' 1 "$task" &
 worker=$!
 if [ -n "$asked" ]; then forward "$asked"; fi
 
 # `wait` returns early when a trap runs; only the worker's own exit code counts.
 while asked=''; wait "$worker"; code=$?; [ -n "$asked" ]; do :; done
+# A worker that is there handles signals. One that they ended had begun nothing: run it again.
+if [ -n "$heard" ]; then
+  case $code in 130 | 138 | 140 | 143) code=75 ;; esac
+fi
 
 # From here and not from the payload: an image need not have scontrol.
 if [ "$code" -eq 75 ] && [ "$first" != TERM ]; then scontrol requeue "$job"; fi

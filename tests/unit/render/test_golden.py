@@ -18,7 +18,8 @@ from hpcml.render import render_script
 from hpcml.site.search import load_site
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CASES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+# A case is a site; it may have a recipe of its own, <case>.recipe.yaml.
+CASES = sorted(path.stem for path in GOLDEN.glob("*.yaml") if not path.stem.endswith(".recipe"))
 
 RECIPE = """
 name: golden
@@ -31,11 +32,15 @@ command: {run: [echo, "$(never) '{{ params.n }}'"]}
 
 def script(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     recipe = folder / "recipe.yaml"
-    recipe.write_text(RECIPE)
-    monkeypatch.setenv("HPCML_RUNS", "/srv/the runs")
+    own = GOLDEN / f"{case}.recipe.yaml"
+    recipe.write_text(own.read_text() if own.exists() else RECIPE)
+    monkeypatch.setenv("TOKEN", "a secret")
+    monkeypatch.setenv("HPCML_RUNS", "/srv/runs" if "pyxis" in case else "/srv/the runs")
     plan = compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml"))
     text = render_script(next_submission(plan))
-    return re.sub(r"/code/[0-9a-f]{10}", "/code/0123456789", text)
+    assert "a secret" not in text
+    text = re.sub(r"/code/[0-9a-f]{10}", "/code/0123456789", text)
+    return re.sub(r"/golden/[0-9a-f]{8}", "/golden/01234567", text)
 
 
 @pytest.mark.parametrize("case", CASES)

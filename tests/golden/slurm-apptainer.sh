@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=golden
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=00:10:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --gres=gpu:4
+#SBATCH --output='/srv/the runs/golden/01234567/tasks/001.%A_%a.out'
+#SBATCH --error='/srv/the runs/golden/01234567/tasks/001.%A_%a.err'
+# Rendered by hpcml. Do not edit: every submission renders its own.
+set -u
+
+# A signal may come before the worker is there; then it is handed over afterwards.
+worker=''
+asked=''
+heard=''
+repeater=''
+deliver() {
+  # srun hands this one to its tasks; TERM would make it kill them, and so would a second INT.
+  kill -s USR1 "$worker" 2>/dev/null
+}
+forward() {
+  asked=$1
+  if [ -z "$worker" ]; then return; fi
+  heard=$1
+  deliver "$1"
+  # A container that is starting loses signals; the worker minds only the first that it gets.
+  if [ -z "$repeater" ]; then
+    while sleep 2 && deliver "$heard"; do :; done &
+    repeater=$!
+  fi
+}
+trap 'forward USR1' USR1
+trap 'forward USR2' USR2
+trap 'forward TERM' TERM
+trap 'forward INT' INT
+
+export HPCML_DATA_ROOT='/srv/the runs/.data'
+export HPCML_PYTHON=/opt/venv/bin/python3
+export NCCL_DEBUG=WARN
+module load apptainer
+
+# Which task of the submission this is: each of its arrays begins at an offset of its own.
+task=$((${1:-0} + SLURM_ARRAY_TASK_ID))
+# Not SLURM_JOB_ID, which for the last task of an array is the number of the whole array.
+job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+export HPCML_JOB_ID=$job
+export HPCML_NODE_COUNT=$SLURM_JOB_NUM_NODES
+HPCML_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HPCML_LAUNCH=$(date +%s.%N)
+export HPCML_MASTER_ADDR HPCML_LAUNCH
+
+# What the image needs to know, also where options of the site clean its environment.
+enter='
+export APPTAINER_NO_EVAL=1 SINGULARITY_NO_EVAL=1
+unset PYTHONHOME
+for name in $(compgen -e); do
+  case $name in
+    HPCML_* | SLURM_* | *_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ZE_AFFINITY_MASK | NCCL_DEBUG | TOKEN)
+      export "APPTAINERENV_$name=${!name}" "SINGULARITYENV_$name=${!name}"
+      ;;
+  esac
+done
+exec "$@"
+'
+# One worker per node. srun does not inherit cpus-per-task since Slurm 22.05.
+srun --nodes=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+  --kill-on-bad-exit=0 --wait=0 \
+bash -c "$enter" bash \
+  singularity exec --nv --pwd '/srv/the runs/golden/01234567' \
+  --bind /scratch \
+  --bind /opt/data:/data:ro \
+  --mount 'type=bind,"source=/srv/it'"'"'s, a: ""b""","destination=/in put",ro' \
+  --mount 'type=bind,"source=/srv/the runs","destination=/srv/the runs"' \
+  docker://nvcr.io/nvidia/pytorch:25.06-py3 \
+  env 'PYTHONPATH=/srv/the runs/golden/01234567/code/0123456789:/extra' PYTHONNOUSERSITE=1 'HF_HOME=$(never)' PATH=/opt/venv/bin:/usr/bin \
+  "$HPCML_PYTHON" -m hpcml.worker '/srv/the runs/golden/01234567' 1 "$task" &
+worker=$!
+if [ -n "$asked" ]; then forward "$asked"; fi
+
+# `wait` returns early when a trap runs; only the worker's own exit code counts.
+while asked=''; wait "$worker"; code=$?; [ -n "$asked" ]; do :; done
+if [ -n "$repeater" ]; then kill "$repeater" 2>/dev/null; fi
+# A worker that is there handles signals. One that they ended had begun nothing: run it again.
+# (Exit code 2 is how the container's own program ends then.)
+if [ -n "$heard" ]; then
+  case $code in 2 | 130 | 138 | 140 | 143) code=75 ;; esac
+fi
+
+# From here and not from the payload: an image need not have scontrol.
+if [ "$code" -eq 75 ]; then scontrol requeue "$job"; fi
+exit "$code"
