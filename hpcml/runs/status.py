@@ -44,6 +44,7 @@ class CellState:
         checkpoint_step: the step of the newest checkpoint.
         reason: one sentence for a person, where there is something to say.
         cancelled: somebody cancelled it, and it was not started again since.
+        cancelled_time: when, in seconds since the epoch.
         eta_seconds: the time left of a running cell, from its speed in this attempt.
         started, ended: seconds since the epoch; the first attempt's start, the last one's end.
     """
@@ -63,6 +64,7 @@ class CellState:
     checkpoint_step: int | None = None
     started: float | None = None
     ended: float | None = None
+    cancelled_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class _Watched:
             checkpoint_step=life.checkpoint_step,
             started=life.first_started,
             ended=None if state == "running" else life.ended_time,
+            cancelled_time=life.cancelled_time,
         )
         if state == "done":
             self._final = result
@@ -281,6 +284,7 @@ class _Life:
     first_started: float | None = None
     started_time: float | None = None
     ended_time: float | None = None
+    cancelled_time: float | None = None
 
     def add(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
@@ -300,6 +304,7 @@ class _Life:
             self.checkpoint_step = _integer(event.get("step"))
         elif kind == "cancelled":
             self.cancelled = True
+            self.cancelled_time = parse_time(event.get("time", ""))
 
 
 def _integer(value: Any) -> int | None:

@@ -45,6 +45,7 @@ class SlurmWatcher:
         self._entries: list[Entry] | None = None
         self._tasks: dict[int, list[TaskId]] = {}
         self._jobs: set[int] = set()
+        self._created: dict[int, float] = {}
         self._queue: Queue | None = None
         self._accounts: dict[tuple[int, int | None], str] | None = None
         self._asked = float("-inf")
@@ -72,7 +73,12 @@ class SlurmWatcher:
         if entries != self._entries:
             self._entries = entries
             self._tasks = submitted_tasks(self._run, entries)
+            newest = {tasks[0].submission for tasks in self._tasks.values()}
             self._jobs = {task.job for tasks in self._tasks.values() for task in tasks}
+            self._created = {
+                number: parse_time(self._run.read_submission(number)["created"])
+                for number in newest
+            }
 
     def refresh(self) -> Status:
         """The states now, with what Slurm said last."""
@@ -84,6 +90,9 @@ class SlurmWatcher:
         gone = []
         for index in self._tasks:
             cell = cells.get(index) or self._untouched[index]
+            if cell.cancelled and self._is_given_again(cell):
+                state = "stopped" if cell.attempts else "pending"
+                cell = cells[index] = replace(cell, cancelled=False, state=state, reason=None)
             if cell.state in _TERMINAL or cell.cancelled:
                 continue
             job = self._job(index)
@@ -186,6 +195,11 @@ class SlurmWatcher:
             over = time.time() - (cell.ended or 0.0) > _RETRY_SECONDS
             return over or job.state not in RUNNING
         return cell.state == "done" or cell.cancelled
+
+    def _is_given_again(self, cell: CellState) -> bool:
+        """Whether a cell was submitted after it was cancelled, and has not begun since."""
+        submitted = self._created[self._tasks[cell.index][0].submission]
+        return cell.state != "running" and submitted > (cell.cancelled_time or 0.0)
 
     def _read_untouched(self, indices: Iterable[int]) -> None:
         """Make states for cells that left nothing yet, all with one reading."""
