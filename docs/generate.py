@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.recipe.hyperparameters import HYPERPARAMETERS, Hyperparameter
-from hpcml.recipe.schema import Recipe, json_schema
+from hpcml.recipe.schema import Recipe
 from hpcml.recipe.validation import Block, blocks
 from hpcml.recipe.vocabulary import allowed_values
 
@@ -67,6 +67,31 @@ mappings become JSON. Outside `{{ }}` nothing is special.
 Conditions, in `sweep.exclude` and `sweep.when`, are the same expressions without braces:
 `params.optim == 'sgd' and params.learning_rate > 0.1`.
 
+## Stages
+
+A recipe may have several stages, each a recipe of its own without a name:
+
+```yaml
+name: study
+resources: {cpus: 1}               # for every stage that does not say otherwise
+stages:
+  explore:
+    kind: train
+    sweep: {grid: {learning_rate: [1e-3, 3e-3]}}
+    train: {data: {source: python-stdlib}}
+  longer:
+    needs: [explore]               # begins when every cell of explore is done
+    kind: train
+    params: {learning_rate: "{{ stages.explore.best.params.learning_rate }}", max_steps: 2000}
+    train: {data: {source: python-stdlib}, model: "{{ stages.explore.best.checkpoint }}"}
+```
+
+One command submits them all; on a cluster nothing stays behind on the login node. Each stage is a
+run of its own, here `study.explore` and `study.longer`. What an earlier stage found is looked up
+when a cell starts: `stages.NAME.best.params.X`, `.best.metrics.X`, `.best.checkpoint` (a folder),
+`.best.id`, and `stages.NAME.run`, the run folder. `best` is the best cell by the stage's objective.
+A parameter of a training may be such a value alone, a text may have it anywhere.
+
 ## Sweeps
 
 Every part of `sweep` is an axis, and the cells are the product of all axes, in the order of the
@@ -117,7 +142,7 @@ WORDS = {
 
 def recipe_page() -> str:
     """Return docs/recipe.md."""
-    definitions = json_schema()
+    definitions = Recipe.model_json_schema()
     parts = [RECIPE_INTRODUCTION]
     for key, block in blocks(Recipe):
         schema = definitions["$defs"][block.__name__] if key else definitions

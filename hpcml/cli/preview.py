@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+
+from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
 from hpcml.plan import Submission
 from hpcml.recipe.units import format_duration, format_memory
@@ -15,7 +19,8 @@ def describe(submission: Submission) -> str:
     over = f" over {', '.join(plan.swept)}" if plan.swept else ""
     lines = [f"{plan.name}: {_count(total, 'cell')}{over} on site {plan.site.name}"]
     if left < total:
-        lines.append(f"  {total - left} done before, {left} left to run")
+        before = "done before" if plan.site.scheduler == "local" else "done or queued before"
+        lines.append(f"  {total - left} {before}, {left} left to run")
     if left:
         packed = f" of up to {_count(plan.pack, 'cell')}" if plan.pack > 1 else ""
         lines.append(f"  {_count(submission.tasks, 'task')}{packed}, {_pace(submission)}")
@@ -29,6 +34,21 @@ def describe(submission: Submission) -> str:
     lines.append(f"  each cell: {', '.join(part for part in each if part)}")
     lines.append(f"  run folder: {plan.folder}")
     return "\n".join(lines)
+
+
+def calls(submission: Submission) -> Iterator[str]:
+    """The commands that would submit it, one a line; none where no other program does."""
+    plan = submission.plan
+    if plan.site.scheduler == "local":
+        return
+    script = plan.folder / "scripts" / f"{submission.number:03}.sh"
+    names: dict[int, str] = {}
+    needs = [f"<the job of {need.name}>" for need in plan.needs]
+    for part in submission.parts:
+        after = None if part.after is None else names[part.after]
+        for link in range(plan.links):
+            yield shlex.join(command(script, part, after, needs))
+            after = names[part.number] = f"<job {part.number * plan.links + link + 1}>"
 
 
 def _pace(submission: Submission) -> str:

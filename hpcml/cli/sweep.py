@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     "--site", help="Where to run: a site's name or file. [default: this host's, or local]"
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="On a cluster: follow the cells to their end. Ctrl-C ends only that. [local: always]",
+)
 @root_option
 @click.pass_context
 def command(
@@ -35,48 +40,69 @@ def command(
     settings: tuple[str, ...],
     site: str | None,
     dry_run: bool,
+    wait: bool,
     root: Path | None,
 ) -> None:
-    """Run every cell of RECIPE, and follow them to their end.
+    """Run every cell of RECIPE: here, to their end, or on a cluster, which goes on by itself.
 
     The same command again continues the run: cells that are done are skipped, failed ones start
     again, unfinished ones continue from their checkpoint.
     """
-    from hpcml.plan import compile_plan
-    from hpcml.recipe.load import load_recipe
+    from hpcml.plan import compile_stages
+    from hpcml.recipe.load import load_stages
     from hpcml.site.search import find_site
 
-    plan = compile_plan(load_recipe(recipe, settings), find_site(site), root)
-    for note in plan.notes:
+    plans = compile_stages(load_stages(recipe, settings), find_site(site), root)
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         click.echo(f"note: {note}", err=True)
     if dry_run:
-        _preview(plan)
+        for plan in plans:
+            _preview(plan)
     else:
-        context.exit(_run(plan))
+        context.exit(_run(plans, wait=wait))
 
 
 def _preview(plan: Plan) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
-    from hpcml.cli.preview import describe
+    from hpcml.cli.preview import calls, describe
     from hpcml.launch.submit import next_submission
     from hpcml.render import render_script
 
     submission = next_submission(plan)
     click.echo(describe(submission), err=True)
     if submission.indices:
+        for line in calls(submission):
+            click.echo(line, err=True)
         click.echo(render_script(submission), nl=False)
 
 
-def _run(plan: Plan) -> int:
+def _run(plans: list[Plan], *, wait: bool) -> int:
+    """Run the stages of a recipe, mostly one; the exit code is that of the first that fails."""
     from hpcml.launch.submit import create_run, next_submission
     from hpcml.render import render_script
 
-    submission = next_submission(plan)
-    render_script(submission)  # a fault in a template must show before anything is made
-    run = create_run(plan)
-    if plan.site.scheduler == "local":
-        return _run_here(submission, run)
-    return _hand_over(submission, run)
+    for plan in plans:
+        render_script(next_submission(plan))  # a fault must show before anything is made
+    runs = []
+    for plan in plans:
+        if plan.site.scheduler == "local":
+            code = _run_here(next_submission(plan), create_run(plan))
+        else:
+            runs.append(create_run(plan))
+            code = _hand_over(plan, runs[-1])
+        if code:
+            _say_what_waits(plan, plans)
+            return code
+    if wait:
+        return next((code for run in runs if (code := _follow(run))), 0)
+    _say_what_next(runs)
+    return 0
+
+
+def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
+    waiting = [other.name for other in plans[plans.index(plan) + 1 :]]
+    if waiting:
+        click.echo(f"{', '.join(waiting)} not begun; give the command again to go on", err=True)
 
 
 def _run_here(submission: Submission, run: RunFolder) -> int:
@@ -109,20 +135,57 @@ def _run_here(submission: Submission, run: RunFolder) -> int:
     return 0 if status.counts() == {"done": len(run)} else 1
 
 
-def _hand_over(submission: Submission, run: RunFolder) -> int:
+def _hand_over(plan: Plan, run: RunFolder) -> int:
     """Give the cells to a cluster's scheduler, which goes on without this command."""
     from hpcml.cli.preview import describe
+    from hpcml.launch.drive import only_driver
     from hpcml.launch.slurm.scheduler import PartlySubmitted
-    from hpcml.launch.submit import submit_to_slurm
+    from hpcml.launch.submit import next_submission, settle, submit_to_slurm
 
-    click.echo(describe(submission), err=True)
-    reference = f"{run.name}/{run.run_id}"
-    if submission.indices:
+    with only_driver(run) as lock:
+        for job in settle(run):
+            click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
+        # Once more: what another command has submitted meanwhile is seen only under the lock.
+        submission = next_submission(plan)
+        click.echo(describe(submission), err=True)
+        if not submission.indices:
+            return 0
         try:
-            jobs = submit_to_slurm(submission, run)
+            jobs = submit_to_slurm(submission, run, lock)
         except PartlySubmitted as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
-        click.echo(f"submitted as {', '.join(map(str, jobs))}")
-    click.echo(f"Next\n  hpcml status {reference}   shows how far it is")
+    click.echo(f"submitted as {', '.join(map(str, jobs))}")
     return 0
+
+
+def _say_what_next(runs: list[RunFolder]) -> None:
+    from hpcml.cli import text
+
+    for run in runs:
+        click.echo(f"Next\n  hpcml status {text.reference(run)} --watch   shows how far it is")
+
+
+def _follow(run: RunFolder) -> int:
+    """Show a run on a cluster until its end."""
+    from hpcml.cli import text
+    from hpcml.cli.view import print_summary, progress
+    from hpcml.launch.watch import follow, watch
+    from hpcml.runs.results import results
+    from hpcml.runs.tables import write_parquet
+
+    try:
+        with progress(run) as view:
+            status = follow(watch(run), view.refresh, view.say)
+    except KeyboardInterrupt:
+        name = text.reference(run)
+        click.echo(
+            f"hpcml: no longer followed; the jobs go on. hpcml status {name} shows them, "
+            f"hpcml cancel {name} ends them",
+            err=True,
+        )
+        return 130
+    ranked = results(run, status)
+    write_parquet(ranked, run.results_file)
+    print_summary(ranked, status)
+    return 0 if status.counts() == {"done": len(run)} else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import signal
 from dataclasses import replace
@@ -11,6 +12,9 @@ from pathlib import Path
 from hpcml.errors import UserError
 from hpcml.launch.executor import Scheduler, ScriptExecutor
 from hpcml.launch.local import LocalScheduler
+from hpcml.launch.slurm.client import SlurmError
+from hpcml.launch.slurm.journal import of_slurm, read_journal, settled
+from hpcml.launch.slurm.query import queue
 from hpcml.launch.slurm.scheduler import SlurmScheduler
 from hpcml.launch.slurm.states import SlurmWatcher
 from hpcml.plan import Plan, Submission, take_snapshot
@@ -70,13 +74,57 @@ def _queued(run: RunFolder) -> set[int]:
     Raises:
         UserError: the scheduler does not answer, so that cells could be submitted twice.
     """
-    if run.plan["scheduler"] == "local":
+    if not of_slurm(read_journal(run)):
         return set()
     watcher = SlurmWatcher(run)
     watcher.ask()
     if watcher.trouble:
-        raise UserError(f"nothing is submitted, since some of it may be queued: {watcher.trouble}")
-    return watcher.in_queue()
+        raise _unknown(watcher.trouble)
+    return watcher.taken(watcher.refresh())
+
+
+def settle(run: RunFolder) -> list[int]:
+    """Record what became of calls of sbatch that were cut off; call it as the only driver.
+
+    Returns:
+        Jobs that were submitted and that the journal did not know.
+
+    Raises:
+        UserError: the scheduler does not answer.
+    """
+    entries = read_journal(run)
+    if not of_slurm(entries):
+        return []
+    try:
+        found = settled(run, entries, queue(getpass.getuser()))
+    except SlurmError as error:
+        raise _unknown(str(error)) from None
+    for entry in found:
+        run.journal(**entry)
+    return [entry["job"] for entry in found if "job" in entry]
+
+
+def _unknown(trouble: str) -> UserError:
+    return UserError(f"nothing is submitted, since some of it may be queued already: {trouble}")
+
+
+def _unfinished_jobs(plan: Plan) -> set[int]:
+    """The jobs whose success makes an earlier stage complete: none when its cells are done.
+
+    Raises:
+        UserError: cells are neither done nor in the queue, so that it never will be.
+    """
+    run = RunFolder.open(plan.folder, plan.digest)
+    done = run.done()
+    left = {index for cell_id, index in run.ids.items() if cell_id not in done}
+    if not left:
+        return set()
+    watcher = SlurmWatcher(run)
+    watcher.ask()
+    if watcher.trouble or left - watcher.in_queue():
+        why = watcher.trouble or f"{len(left - watcher.in_queue())} of its cells are not queued"
+        raise UserError(f"{plan.name} must succeed first: {why}")
+    return watcher.last_jobs(left)
 
 
 def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
@@ -102,11 +150,16 @@ def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
     return scheduler
 
 
-def submit_to_slurm(submission: Submission, run: RunFolder) -> list[int]:
+def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[int]:
     """Submit all tasks of a submission as arrays; returns the numbers of the jobs.
 
     The journal says what is about to be submitted before each call of sbatch and what was after,
     so that a kill in between is seen by whoever looks.
+
+    Args:
+        submission: the cells.
+        run: where they lie.
+        lock: the descriptor of the driver's lock; sbatch keeps it if this process is killed.
 
     Raises:
         UserError: the script cannot be rendered, or the run folder cannot be written.
@@ -114,7 +167,9 @@ def submit_to_slurm(submission: Submission, run: RunFolder) -> list[int]:
     """
     submission, script = _prepare(submission, run)
     journal = partial(run.journal, submission=submission.number)
-    scheduler = SlurmScheduler(script, submission.parts, submission.plan.links, journal)
+    needs = sorted({job for need in submission.plan.needs for job in _unfinished_jobs(need)})
+    links = submission.plan.links
+    scheduler = SlurmScheduler(script, submission.parts, links, journal, lock, needs)
     _execute(submission, run, scheduler)
     return scheduler.jobs
 

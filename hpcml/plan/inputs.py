@@ -52,11 +52,17 @@ def _distinct(cells: Iterable[Cell]) -> list[dict[str, object]]:
 def _check_training(payload: dict[str, object], problems: Problems) -> None:
     model, data = payload["model"], payload["data"]
     assert isinstance(data, dict)
-    if model is not None and not os.path.isfile(os.path.join(str(model), "config.json")):
+    if model is not None and "\0" not in str(model) and not _is_model(str(model)):
         problems.add(("train", "model"), f"{model} is no model folder: it has no config.json")
     tokenizer = data["tokenizer"]
-    if tokenizer is not None and not os.path.isdir(tokenizer):
+    if tokenizer is not None and "\0" not in tokenizer and not os.path.isdir(tokenizer):
         problems.add(("train", "data", "tokenizer"), f"there is no folder {tokenizer}")
     for position, pattern in enumerate(data["files"]):
         if not glob.glob(pattern, recursive=True):
             problems.add(("train", "data", "files", position), f"no file matches {pattern}")
+
+
+def _is_model(folder: str) -> bool:
+    # A checkpoint of hpcml has the model in a folder of its own.
+    places = (folder, os.path.join(folder, "model"))
+    return any(os.path.isfile(os.path.join(place, "config.json")) for place in places)

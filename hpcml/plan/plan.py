@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hpcml.plan.slurm import Directives, directives
 from hpcml.plan.snapshot import Snapshot, project_root, take
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.stages import Reference, Stages
 from hpcml.recipe.sweep import expand
 from hpcml.site.schema import Site
 from hpcml.site.search import FoundSite
@@ -30,15 +32,17 @@ class Plan:
     """A recipe on a site. Immutable: it is compiled once, then only executed.
 
     ``digest`` identifies the cells, and with them the run: the same cells are the same run, on
-    whatever resources they get. ``project`` is the folder that a snapshot is taken of, and
-    ``directory`` the recipe's folder in it. ``root`` is the runs root, ``folder`` where this run
-    lies in it.
+    whatever resources they get. ``needs`` are the stages before it. ``project`` is the folder that
+    a snapshot is taken of, and ``directory`` the recipe's folder in it. ``root`` is the runs root,
+    ``folder`` where this run lies in it.
     """
 
     name: str
     kind: str
     digest: str
     cells: tuple[Cell, ...]
+    stage: str | None
+    needs: tuple[Plan, ...]
     swept: tuple[str, ...]
     objective: dict[str, str] | None
     resources: Resources
@@ -100,6 +104,7 @@ class Plan:
             **self.settings(),
             "array": {"pack": self.pack, "max_running": self.max_running},
             "env_from": list(self.env_from),
+            "needs": [f"{plan.name}/{plan.run_id}" for plan in self.needs],
             "image": self.container.image if self.container else None,
             "scheduler": self.site.scheduler,
             "site": self.site.model_dump(mode="json"),
@@ -137,19 +142,45 @@ class Submission:
         }
 
 
-def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = None) -> Plan:
+def compile_stages(
+    stages: Iterable[LoadedRecipe], found: FoundSite, root: Path | None = None
+) -> list[Plan]:
+    """The plans of all stages of a recipe, in their order; see :func:`compile_plan`."""
+    plans: dict[str | None, Plan] = {}
+    for loaded in stages:
+        plans[loaded.stage] = compile_plan(
+            loaded,
+            found,
+            root,
+            needs={name: plans[name] for name in loaded.needs},
+        )
+    return list(plans.values())
+
+
+def compile_plan(
+    loaded: LoadedRecipe,
+    found: FoundSite,
+    root: Path | None = None,
+    needs: Mapping[str, Plan] | None = None,
+) -> Plan:
     """Decide everything: the cells, their resources, where the run lies.
 
     Args:
         loaded: the recipe.
         found: the site.
+        needs: the plans of the stages that must have succeeded before this one begins.
         root: the runs root; without it ``$HPCML_RUNS``, the site's ``runs``, or ``runs`` here.
 
     Raises:
         UserError: the recipe asks for something that the site cannot give, or is itself wrong.
     """
     recipe, site = loaded.recipe, found.site
-    cells = tuple(expand(loaded))
+    needs = needs or {}
+    # Relative to the runs root, so that a root that was moved still works.
+    results = {
+        name: Reference(f"{plan.name}/{plan.run_id}") for name, plan in _before(needs).items()
+    }
+    cells = tuple(expand(loaded, Stages(results)))
     resources = _resources(loaded)
     options: Directives = ()
     notes = loaded.notes
@@ -170,12 +201,17 @@ def compile_plan(loaded: LoadedRecipe, found: FoundSite, root: Path | None = Non
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
     # Sorted: writing a list of the sweep in another order is no other experiment.
-    content = json.dumps([recipe.kind, sorted(cell.id for cell in cells)], separators=(",", ":"))
+    content = json.dumps(
+        [recipe.kind, sorted(cell.id for cell in cells), [plan.digest for plan in needs.values()]],
+        separators=(",", ":"),
+    )
     return Plan(
         name=recipe.name,
         kind=recipe.kind,
         digest=hashlib.sha256(content.encode()).hexdigest(),
         cells=cells,
+        stage=loaded.stage,
+        needs=tuple(needs.values()),
         swept=cells[0].names,
         objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
         resources=resources,
@@ -211,6 +247,14 @@ def ranges(indices: tuple[int, ...]) -> list[list[int]]:
         else:
             pairs.append([index, index])
     return pairs
+
+
+def _before(needs: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The stages that have succeeded when those of ``needs`` have, by name."""
+    found = dict(needs)
+    for plan in needs.values():
+        found |= _before({other.stage: other for other in plan.needs if other.stage is not None})
+    return found
 
 
 def _lead(site: Site, resources: Resources) -> int:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcml.recipe.cell import ABSENT, Entry, canonical_json
+from hpcml.recipe.expression import Template
 from hpcml.recipe.hyperparameters import BY_NAME
 from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
 from hpcml.recipe.schema import RandomSweep, Recipe
-from hpcml.recipe.vocabulary import canonical_name, checked_value
+from hpcml.recipe.stages import Stages, is_token
+from hpcml.recipe.vocabulary import canonical_name, checked_value, interacting
 
 Path = tuple[str | int, ...]
 
@@ -22,7 +24,8 @@ MAX_CELLS = 1_000_000
 class Names:
     """The parameters of a recipe: their canonical names, where they are given, their values."""
 
-    def __init__(self, recipe: Recipe, problems: Problems) -> None:
+    def __init__(self, recipe: Recipe, problems: Problems, stages: Stages) -> None:
+        self._stages = stages
         self._engine = recipe.train.engine if recipe.train else None
         self._problems = problems
         self._entries: dict[str, dict[str, Entry]] = {}
@@ -47,10 +50,25 @@ class Names:
         if self._engine is None:
             return value
         try:
+            if isinstance(value, str) and "{{" in value:
+                return self._of_stage(name, value)
             return checked_value(BY_NAME[name], value)
         except ValueError as error:
             self._problems.add(path, str(error))
             return None
+
+    def _of_stage(self, name: str, text: str) -> str:
+        """Return the token of a value that an earlier stage decides.
+
+        Raises:
+            ValueError: it is something else, or other parameters are computed from it.
+        """
+        token = Template(text).render({"params": {}, "cell": {}, "stages": self._stages})
+        if not is_token(token):
+            raise ValueError("the value of a parameter can be {{ stages.… }} alone, and no more")
+        if name in interacting({name}):
+            raise ValueError("it can't come from a stage, since other parameters depend on it")
+        return token
 
     def entry(self, name: str, value: Any, path: KeyPath) -> Entry:
         """Return the entry of a checked value; equal values of a parameter have the same one."""

@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcml.recipe.problems import did_you_mean
+from hpcml.recipe.stages import Reference, Stages
 
 _HOLE = re.compile(r"\{\{((?:\"[^\"]*\"|'[^']*'|[^\"'}]|\}(?!\}))*)\}\}")
 _PLAIN = re.compile(r"\s*params((?:\.[A-Za-z_][A-Za-z0-9_]*)+)\s*")
@@ -76,6 +77,11 @@ def text_of(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, Reference):
+        try:
+            return value.token
+        except ValueError as error:
+            raise ExpressionError(str(error)) from None
     if value is None or isinstance(value, (bool, int, list, tuple, dict)):
         try:
             return _encode(value)
@@ -117,7 +123,7 @@ class Template:
         return len(self._parts) == 1
 
     def render(self, context: Mapping[str, Any]) -> str:
-        """Return the text with the values of ``context`` (``params``, ``cell``) put in.
+        """Return the text with the values of ``context`` (``params``, ``cell``, ``stages``) put in.
 
         Raises:
             ExpressionError: a name is not known, or the expression fails.
@@ -162,6 +168,10 @@ class _Undefined(StrictUndefined):
     def _undefined_message(self) -> str:
         name = str(self._undefined_name)
         owner = self._undefined_obj
+        if isinstance(owner, Stages):
+            return f"this stage needs no stage {name!r}{did_you_mean(name, owner)}"
+        if isinstance(owner, Reference):
+            return f"a stage's result has no part {name!r}{did_you_mean(name, owner)}"
         if isinstance(owner, Mapping):
             return f"there is no parameter {name!r}{did_you_mean(name, map(str, owner))}"
         if self._undefined_hint:
@@ -186,6 +196,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if isinstance(obj, _Undefined):
+            return obj  # what is wrong is the part before
         return self.undefined(f"a value has no part {attribute!r}", name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -273,7 +285,7 @@ def _check(tree: nodes.Template, shown: str) -> None:
                 f"{shown!r}: there is no filter {node.name!r}"
                 f"{did_you_mean(node.name, sorted(_sandbox().filters))}"
             )
-        if isinstance(node, nodes.Name) and node.name not in ("params", "cell"):
+        if isinstance(node, nodes.Name) and node.name not in ("params", "cell", "stages"):
             raise ExpressionError(
                 f"{shown!r}: {node.name!r} is not known; write params.{node.name} for a "
                 "parameter, and quotes around text"

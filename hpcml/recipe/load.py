@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.memory import no_collection
 from hpcml.recipe.problems import Problems
-from hpcml.recipe.schema import Objective, Recipe
+from hpcml.recipe.schema import Objective, Recipe, StagedRecipe
+from hpcml.recipe.stages import SHARED, in_order
 from hpcml.recipe.validation import checked
 from hpcml.recipe.yaml import Document, load_yaml
 
@@ -25,11 +26,15 @@ class LoadedRecipe:
         recipe: the checked content.
         document: the YAML with its lines, with the overrides applied.
         notes: what a person should know, such as names that are stored under another one.
+        stage: the stage's name, where the recipe has several.
+        needs: the stages that come before it.
     """
 
     recipe: Recipe
     document: Document
     notes: tuple[str, ...] = ()
+    stage: str | None = None
+    needs: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -47,7 +52,6 @@ class LoadedRecipe:
         return Path(os.path.abspath(self.document.path)).parent
 
 
-@no_collection()
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> LoadedRecipe:
     """Read and check a recipe.
 
@@ -58,10 +62,40 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     Raises:
         UserError: anything is wrong; the message lists all mistakes with file, line and key.
     """
+    stages = load_stages(path, overrides)
+    assert len(stages) == 1, f"{path} has stages: use load_stages"
+    return stages[0]
+
+
+@no_collection()
+def load_stages(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> list[LoadedRecipe]:
+    """Read and check a recipe that may have several stages.
+
+    Returns:
+        The stages, each after those that it needs; one recipe where there are no stages.
+
+    Raises:
+        UserError: as :func:`load_recipe`.
+    """
     document = load_yaml(path).override(overrides)
+    if "stages" not in document.data:
+        return [_load(document)]
+    problems = Problems(document)
+    checked(StagedRecipe, document.data, problems)
+    problems.raise_any()
+    stages = []
+    for name, needs in in_order(document):
+        loaded = _load(document.stage(name, SHARED), stage=True)
+        stages.append(replace(loaded, stage=name, needs=needs))
+    return stages
+
+
+def _load(document: Document, stage: bool = False) -> LoadedRecipe:
     problems = Problems(document)
     recipe = checked(Recipe, _literal(document), problems)
     _check_kind(problems, document.data)
+    if document.data.get("needs") and not stage:
+        problems.add(("needs",), "only a stage needs another; see stages in docs/recipe.md")
     if recipe is None:
         problems.raise_any()
         raise AssertionError("unreachable")

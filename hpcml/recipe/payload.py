@@ -16,6 +16,7 @@ from hpcml.recipe.expression import ExpressionError, Parameters, Template
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.problems import KeyPath, Problems
 from hpcml.recipe.schema import Recipe
+from hpcml.recipe.stages import Stages, is_token
 from hpcml.recipe.vocabulary import BATCH, Contradiction, Setting, interacting, resolve
 
 T = TypeVar("T")
@@ -64,9 +65,15 @@ class CommandCells:
     """The cells of a recipe that runs a program."""
 
     def __init__(
-        self, recipe: Recipe, names: tuple[str, ...], fixed: Mapping[str, Any], problems: Problems
+        self,
+        recipe: Recipe,
+        names: tuple[str, ...],
+        fixed: Mapping[str, Any],
+        problems: Problems,
+        stages: Stages,
     ) -> None:
         assert recipe.command is not None
+        self._stages = stages
         self.names = names
         self._fixed = dict(fixed)
         self._problems = problems
@@ -119,7 +126,11 @@ class CommandCells:
             return lambda row, index: text
 
         def render(row: Row, index: int) -> str:
-            context = {"params": Parameters(self.params(row)), "cell": {"index": index}}
+            context = {
+                "params": Parameters(self.params(row)),
+                "cell": {"index": index},
+                "stages": self._stages,
+            }
             try:
                 return template.render(context)
             except ExpressionError as error:
@@ -153,8 +164,10 @@ class TrainCells:
         folder: Path,
         problems: Problems,
         places: Mapping[str, KeyPath],
+        stages: Stages,
     ) -> None:
         assert recipe.train is not None
+        self._stages = stages
         assert recipe.objective is not None
         self.names = names
         self._recipe = recipe
@@ -237,8 +250,11 @@ class TrainCells:
 
     def _resolve(self, row: Row) -> _Resolved:
         given = self.params(row)
+        later = {name: value for name, value in given.items() if is_token(value)}
+        known = {name: value for name, value in given.items() if name not in later}
         try:
-            values = resolve(given, self._setting)
+            # What an earlier stage decides is checked by the training itself.
+            values = {**resolve(known, self._setting), **later}
         except Contradiction as error:
             shown = ", ".join(
                 f"{name}={entry.text}"
@@ -302,7 +318,11 @@ class TrainCells:
         return result
 
     def _render(self, parameters: Mapping[str, Any], index: int) -> dict[KeyPath, str]:
-        context = {"params": Parameters(parameters, ALIASES), "cell": {"index": index}}
+        context = {
+            "params": Parameters(parameters, ALIASES),
+            "cell": {"index": index},
+            "stages": self._stages,
+        }
         texts: dict[KeyPath, str] = {}
         for path, template in self._templates.items():
             try:
@@ -313,6 +333,8 @@ class TrainCells:
         return texts
 
     def _absolute(self, path: str) -> str:
+        if path.startswith("\0"):  # a token: the path of an earlier stage's result is absolute
+            return path
         return os.path.normpath(self._folder / path)
 
     def _pattern(self, pattern: str) -> str:

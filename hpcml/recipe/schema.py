@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hpcml.recipe.container import BindText, ImageName
 from hpcml.recipe.slurm import SlurmOptions
+from hpcml.recipe.stages import SHARED
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
 
@@ -315,6 +316,10 @@ class Recipe(Block):
         description="Environment variables, such as passwords, whose values are taken from the "
         "environment where the run is started and are never written down.",
     )
+    needs: list[Text] = Field(
+        default_factory=list,
+        description="In a stage: the stages that must have succeeded before it begins.",
+    )
     command: Command | None = Field(
         default=None, description="The program; exactly with kind `command`."
     )
@@ -327,6 +332,44 @@ class Recipe(Block):
     code: Code = Field(default_factory=Code, description="The snapshot of the project.")
 
 
+class StagedRecipe(Block):
+    """A recipe of several stages. Each is a recipe without a name, and a run of its own."""
+
+    name: Annotated[str, AfterValidator(_recipe_name)] = Field(
+        description="The stages' runs are called `<name>.<stage>`."
+    )
+    description: str | None = Field(default=None, description="A note for people.")
+    stages: dict[str, dict[str, Any]] = Field(
+        min_length=1,
+        description="The stages by name. Each has the keys of a recipe, and `needs`. What is "
+        "given beside `stages` holds for every stage that does not have the key itself.",
+    )
+    resources: Any = None
+    slurm: Any = None
+    container: Any = None
+    array: Any = None
+    checkpoint: Any = None
+    retry: Any = None
+    env: Any = None
+    env_from: Any = None
+    code: Any = None
+
+
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, with a description of each key."""
-    return Recipe.model_json_schema()
+    """Return the JSON Schema of recipes, with a description of each key."""
+    staged = StagedRecipe.model_json_schema()
+    simple = Recipe.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = {**simple.pop("$defs", {}), "Recipe": simple}
+    staged["properties"]["stages"]["additionalProperties"] = {"$ref": "#/$defs/Stage"}
+    stage = {key: value for key, value in simple.items() if key != "required"}
+    stage["required"] = [key for key in simple.get("required", []) if key != "name"]
+    for name in SHARED:
+        if name in simple["properties"]:
+            staged["properties"][name] = simple["properties"][name]
+    definitions |= {"Stage": stage, "StagedRecipe": staged}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A recipe of hpcml",
+        "anyOf": [{"$ref": "#/$defs/Recipe"}, {"$ref": "#/$defs/StagedRecipe"}],
+        "$defs": definitions,
+    }

@@ -21,16 +21,21 @@ from hpcml.recipe.payload import (
     same,
 )
 from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
+from hpcml.recipe.stages import Stages
 from hpcml.recipe.vocabulary import BATCH
 
 Values = dict[str, Any]
 
 
 @no_collection()
-def expand(loaded: LoadedRecipe) -> list[Cell]:
+def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
     """Return the cells of a recipe, in the order of the file, the last axis fastest.
 
     The same recipe gives the same cells, everywhere and always.
+
+    Args:
+        loaded: the recipe.
+        stages: the stages before it whose results it may name.
 
     Raises:
         UserError: a parameter or the sweep is wrong, nothing is left of the sweep, or it has more
@@ -38,7 +43,8 @@ def expand(loaded: LoadedRecipe) -> list[Cell]:
     """
     recipe = loaded.recipe
     problems = Problems(loaded.document)
-    names = Names(recipe, problems)
+    stages = stages or Stages()
+    names = Names(recipe, problems, stages)
     written = loaded.document.data.get("sweep") or {}
     parts = axes(recipe, written, names, problems)
     fixed = _fixed(loaded, names, problems)
@@ -53,9 +59,9 @@ def expand(loaded: LoadedRecipe) -> list[Cell]:
     excluded = _exclusions(loaded, names, swept, known, problems)
     source: CommandCells | TrainCells
     if recipe.kind == "command":
-        source = CommandCells(recipe, swept, fixed, problems)
+        source = CommandCells(recipe, swept, fixed, problems, stages)
     else:
-        source = TrainCells(recipe, swept, fixed, loaded.folder, problems, names.places)
+        source = TrainCells(recipe, swept, fixed, loaded.folder, problems, names.places, stages)
     problems.raise_any()
 
     cells: list[Cell] = []

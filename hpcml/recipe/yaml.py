@@ -134,6 +134,27 @@ class Document:
             root = _replaced(root, key, key.split("."), _setting_node(text, name), name)
         return Document(self.path, self.text, root)
 
+    def stage(self, name: str, shared: Iterable[str]) -> Document:
+        """Return the mapping ``stages.<name>`` as a document of its own.
+
+        Args:
+            name: the stage.
+            shared: keys of this document that it gets unless it has them itself. It is called
+                ``<name of this document>.<name>``.
+        """
+        stages = _child(self._root, "stages")[1]
+        node = _child(stages, name)[1]
+        assert isinstance(node, MappingNode)
+        own = {key.value for key, _ in node.value}
+        pairs = [pair for pair in self._root.value if pair[0].value in set(shared) - own]
+        for key, value in self._root.value:
+            if key.value == "name" and isinstance(value, ScalarNode):
+                called = ScalarNode(_STR, f"{value.value}.{name}", value.start_mark, value.end_mark)
+                pairs.append((key, called))
+        merged = [*pairs, *node.value]
+        root = MappingNode(_MAP, merged, node.start_mark, node.end_mark)
+        return Document(self.path, self.text, root)
+
     def _locate(self, key_path: KeyPath) -> tuple[list[str | int], Any]:
         """Return the part of the path that exists, plus a last part that doesn't, and a mark."""
         found: list[str | int] = []

@@ -215,7 +215,7 @@ class TrainingJob:
                 cell_id=cell["id"],
                 config=TrainingConfig.from_parameters(payload["parameters"]),
                 given=frozenset(cell["params"]),
-                model=_path(payload.get("model")),
+                model=_model(payload.get("model")),
                 source=data.get("source"),
                 files=tuple(data.get("files") or ()),
                 tokenizer=_path(data.get("tokenizer")),
@@ -231,6 +231,14 @@ class TrainingJob:
             raise TrainingError(f"{path} is missing: the worker writes it") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TrainingError(f"{path} is no cell of a training: {error!r}") from error
+
+
+def _model(value: str | None) -> Path | None:
+    """A model's folder; of a checkpoint of hpcml, the folder of the model in it."""
+    path = _path(value)
+    if path is not None and (path / "model" / "config.json").is_file():
+        return path / "model"
+    return path
 
 
 def _path(value: str | None) -> Path | None:

@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, NamedTuple, Optional
 
-from hpcml.worker import events, processes, reports
+from hpcml.worker import events, processes, reports, stages
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
 
 AGAIN = 75  # EX_TEMPFAIL: "saved; run me again"
@@ -100,6 +100,7 @@ class Attempt:
         self._oom_kills = _oom_kills()
         self._remove_stop_file()
         reports.clear(self.dir)
+        missing = self._put_in_results_of_stages()
         events.write_json(os.path.join(self.dir, "cell.json"), self.cell, durable=False)
         context = self.context
         port = free_port()
@@ -116,7 +117,21 @@ class Attempt:
             port=port,
             code=context.code,
         )
-        self.ranks.start(number, port, self._lock)
+        if missing is None:
+            self.ranks.start(number, port, self._lock)
+        else:
+            self._elsewhere = missing
+            self.ranks.number = number
+            self.ranks.fail(1)
+
+    def _put_in_results_of_stages(self) -> Optional[str]:
+        """Complete the cell with what earlier stages found; returns what is missing."""
+        root = os.path.dirname(os.path.dirname(self.context.run_dir))
+        try:
+            self.cell.update(stages.resolve(self.cell, root))
+        except (stages.NoResult, OSError) as error:
+            return str(error)
+        return None
 
     def ask_to_stop(self, reason: str, signum: int) -> None:
         """Hand a request to save and leave to the payload, once."""

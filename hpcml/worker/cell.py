@@ -1,5 +1,6 @@
 """A cell within a task: attempt after attempt, until the task is finished with it."""
 
+import json
 import os
 import signal
 import sys
@@ -142,7 +143,6 @@ class FollowingCell:
     ) -> None:
         self.code: Optional[int] = None
         self._context = context
-        self._cell = cell
         self._gpus = gpus
         self._dir = os.path.join(context.run_dir, "cells", cell["id"])
         self._ranks: Optional[Ranks] = None
@@ -189,7 +189,10 @@ class FollowingCell:
         for event in reversed(events.read(os.path.join(self._dir, "events.jsonl"))):
             if event.get("event") == "started":
                 if event.get("launch") == self._context.launch and event["attempt"] > self._last:
-                    self._ranks = Ranks(self._context, self._cell, self._gpus)
+                    # As the first node completed it, with the results of earlier stages.
+                    with open(os.path.join(self._dir, "cell.json"), encoding="utf-8") as file:
+                        cell = json.load(file)
+                    self._ranks = Ranks(self._context, cell, self._gpus)
                     self._ranks.start(event["attempt"], event["port"], None)
                 return
 

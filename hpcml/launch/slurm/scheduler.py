@@ -11,6 +11,8 @@ from hpcml.launch.slurm import client
 from hpcml.launch.slurm.text import NoJobId, submitted_job
 from hpcml.plan.arrays import Part
 
+_MAYBE = "It may have submitted the job all the same; the command given again looks for it first."
+
 #: Writes a line of the run's journal before returning.
 Journal = Callable[..., None]
 
@@ -19,15 +21,24 @@ class PartlySubmitted(Exception):
     """Slurm refused a part; the message says which, why, and how much is submitted."""
 
 
-def command(script: Path, part: Part, after: int | None) -> list[str]:
+def command(
+    script: Path, part: Part, after: int | str | None, needs: Sequence[int | str] = ()
+) -> list[str]:
     """The call of sbatch for one part of a submission.
 
     Args:
         script: the batch script. It gets the part's offset as its argument.
         part: the array.
         after: a job that must have ended, in whatever way, before this one begins.
+        needs: jobs that must have succeeded before it begins; it is cancelled when one failed.
     """
-    dependency = [f"--dependency=afterany:{after}"] if after is not None else []
+    conditions = [] if after is None else [f"afterany:{after}"]
+    if needs:
+        conditions.append(":".join(("afterok", *map(str, needs))))
+    dependency = [f"--dependency={','.join(conditions)}"] if conditions else []
+    if needs:
+        # Without this the job would wait for ever.
+        dependency.append("--kill-on-invalid-dep=yes")
     return [
         "sbatch",
         "--parsable",
@@ -46,13 +57,25 @@ class SlurmScheduler:
         parts: the arrays, in order.
         links: how often each is submitted, each time to follow the time before.
         journal: told of each call of sbatch before and after it.
+        lock: a descriptor that sbatch inherits, so that the lock lasts as long as the call.
+        needs: jobs of other runs that must have succeeded first.
     """
 
-    def __init__(self, script: Path, parts: Sequence[Part], links: int, journal: Journal) -> None:
+    def __init__(
+        self,
+        script: Path,
+        parts: Sequence[Part],
+        links: int,
+        journal: Journal,
+        lock: int,
+        needs: Sequence[int] = (),
+    ) -> None:
         self._script = script
         self._parts = parts
         self._links = links
         self._journal = journal
+        self._lock = lock
+        self._needs = needs
         self.jobs: list[int] = []
 
     def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
@@ -81,7 +104,10 @@ class SlurmScheduler:
         }
         self._journal("submitting", **what)
         try:
-            text = client.run(command(self._script, part, after))
+            text = client.run(command(self._script, part, after, self._needs), keep=[self._lock])
+        except client.NoAnswer as error:
+            self._journal("unclear", **what, text=str(error))
+            raise PartlySubmitted(self._message(part, f"{error}\n{_MAYBE}")) from None
         except client.SlurmError as error:
             self._journal("refused", **what, reason=str(error))
             raise PartlySubmitted(self._message(part, str(error))) from None
@@ -92,8 +118,8 @@ class SlurmScheduler:
             raise PartlySubmitted(
                 self._message(
                     part,
-                    "sbatch named no single job, so it may have submitted something "
-                    f"(squeue shows it). It printed:\n{text.strip() or '(nothing)'}",
+                    f"sbatch named no single job. It printed:\n{text.strip() or '(nothing)'}\n"
+                    f"{_MAYBE}",
                 )
             ) from None
         self._journal("submitted", **what, job=job.number, cluster=job.cluster)
@@ -103,7 +129,8 @@ class SlurmScheduler:
     def _message(self, part: Part, reason: str) -> str:
         if len(self._parts) == 1:
             return reason
+        total = sum(part.tasks for part in self._parts)
         return (
-            f"{reason}\n{part.offset} tasks are submitted, the rest is not; "
-            "give the command again to submit it"
+            f"{reason}\n{part.offset} of {total} tasks were submitted before that; "
+            "give the command again to submit the rest"
         )

@@ -1,0 +1,112 @@
+"""Putting the results of earlier stages into a cell, now that they are known.
+
+A plan that names such a result has a token in its place: NUL, the stage's run folder relative to
+the runs root, NUL, what of its result (``best.params.learning_rate``), NUL.
+"""
+
+import json
+import math
+import os
+import re
+from typing import Any, Optional
+
+_TOKEN = re.compile("\0([^\0]*)\0([^\0]*)\0")
+
+
+class NoResult(Exception):
+    """An earlier stage has no such result; the message is for a person."""
+
+
+def resolve(value: Any, root: str) -> Any:
+    """``value`` with every token in it, at any depth, replaced.
+
+    A text that is one token becomes the value itself, a number for example; within a longer text
+    it becomes text.
+
+    Args:
+        value: part of a cell.
+        root: the runs root.
+
+    Raises:
+        NoResult: a stage has no best cell, or its best cell lacks what is asked for.
+    """
+    if isinstance(value, dict):
+        return {key: resolve(item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [resolve(item, root) for item in value]
+    if not isinstance(value, str) or "\0" not in value:
+        return value
+    whole = _TOKEN.fullmatch(value)
+    if whole:
+        return _result(os.path.join(root, whole[1]), whole[2])
+    return _TOKEN.sub(lambda token: _text(_result(os.path.join(root, token[1]), token[2])), value)
+
+
+def best_cell(run_dir: str) -> "dict[str, Any]":
+    """The ``result.json`` of the best cell of a run by its objective, the only one without.
+
+    Raises:
+        NoResult: no cell has a finite value of the objective.
+    """
+    with open(os.path.join(run_dir, "plan.json"), encoding="utf-8") as file:
+        objective: Optional[dict[str, str]] = json.load(file)["objective"]
+    results = list(_results(run_dir))
+    if objective is None:
+        if len(results) == 1:
+            return dict(results[0])
+        raise NoResult(
+            f"{run_dir} has {len(results)} cells and no objective to choose the best one by"
+        )
+    sign = -1 if objective["mode"] == "max" else 1
+    ranked = []
+    for result in results:
+        number = result["metrics"].get(objective["metric"])
+        if isinstance(number, (int, float)) and math.isfinite(number):
+            ranked.append((sign * number, result["index"], result))
+    if not ranked:
+        raise NoResult(f"{run_dir} has no cell with a value of {objective['metric']}")
+    best: dict[str, Any] = min(ranked, key=lambda entry: entry[:2])[2]
+    return best
+
+
+def _results(run_dir: str) -> Any:
+    cells = os.path.join(run_dir, "cells")
+    for name in os.listdir(cells):
+        try:
+            with open(os.path.join(cells, name, "result.json"), encoding="utf-8") as file:
+                yield json.load(file)
+        except FileNotFoundError:
+            continue
+
+
+def _result(run_dir: str, path: str) -> Any:
+    if path == "run":
+        return run_dir
+    best = best_cell(run_dir)
+    _, part, *names = path.split(".", 2)
+    if part == "id":
+        return best["id"]
+    if part == "checkpoint":
+        return _checkpoint(run_dir, best["id"])
+    found = best[part].get(names[0])
+    if found is None:
+        known = ", ".join(best[part]) or "none"
+        raise NoResult(f"the best cell of {run_dir} has no {path}; it has {known}")
+    return found
+
+
+def _checkpoint(run_dir: str, cell_id: str) -> str:
+    folder = os.path.join(run_dir, "cells", cell_id, "checkpoints")
+    for pointer in ("best", "latest"):
+        try:
+            with open(os.path.join(folder, pointer), encoding="utf-8") as file:
+                return os.path.join(folder, file.read().strip())
+        except FileNotFoundError:
+            continue
+    raise NoResult(f"the best cell of {run_dir}, {cell_id}, has no checkpoint")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
