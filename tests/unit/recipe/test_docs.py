@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcml.recipe.load import load_stages
+
 from .writing import Recipes
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +26,7 @@ def test_the_reference_pages_are_up_to_date() -> None:
 
 def test_the_recipe_on_the_first_page_is_right(recipes: Recipes) -> None:
     page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
-    first, second = (part.partition("```")[0] for part in page.split("```yaml\n")[1:])
+    first, staged, second = (part.partition("```")[0] for part in page.split("```yaml\n")[1:])
     cells = recipes.cells(first)
     assert len(cells) == 6
     arguments = ["--lr=0.001", "--seed=1", "--steps=1000"]
@@ -34,3 +36,6 @@ def test_the_recipe_on_the_first_page_is_right(recipes: Recipes) -> None:
         {"optim": "adamw"},
         {"optim": "sgd", "momentum": 0.9},
     ]
+    path = recipes.folder / "staged.yaml"
+    path.write_text(staged, encoding="utf-8")
+    assert [stage.stage for stage in load_stages(path)] == ["explore", "longer"]
