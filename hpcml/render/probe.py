@@ -40,14 +40,23 @@ def render_probe(
             .get_template("slurm/probe.sh.j2")
             .render(
                 parent=override.name if override else "slurm/job.sh.j2",
+                # What the parent knows of a plan, for the blocks that stay its own.
+                plan={
+                    "directives": directives,
+                    "resources": {"nodes": nodes},
+                    "container": None,
+                },
                 site=site,
-                directives=directives,
-                nodes=nodes,
-                folder=folder,
+                submission=0,
+                run_dir=folder,
                 code=folder,
+                enter=None,
+                inside=[],
+                with_srun=nodes > 1,
+                srun_options=[],
                 data_root=folder / "data",
-                log_folder=str(folder).replace("%", "%%"),
                 python=python,
+                log_pattern=str(folder / "job").replace("%", "%%"),
                 runtime=runtime,
             )
         )

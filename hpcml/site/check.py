@@ -18,30 +18,31 @@ from hpcml.site.schema import Site
 
 
 class Check(NamedTuple):
-    """One thing looked at: its name, whether it is as it must be, and what was seen."""
+    """One thing looked at: its name, whether it is as it must be, and what was seen.
+
+    ``good`` is None where it was not looked at, and ``seen`` then says why.
+    """
 
     name: str
-    good: bool
+    good: bool | None
     seen: str
 
 
 def check_site(site: Site, root: Path) -> Iterator[Check]:
-    """Look at the site's parts one after another.
+    """Look at what a site needs of this machine, one part after another.
 
     Args:
         site: the site.
         root: the runs root; a temporary folder is made in it and removed again.
     """
-    for name, look in (
-        ("bash", _bash),
-        ("python", lambda: _python(site)),
-        ("cores", lambda: f"{site.machine.cpus or machine.cores()}"),
-        ("memory", lambda: format_memory(site.machine.memory or machine.memory() // 2**20 * 2**20)),
-        ("GPUs", lambda: ", ".join(machine.gpus()) or "none"),
-        ("runs root", lambda: _root(root)),
-        ("setup lines", lambda: _setup(site)),
-    ):
-        yield _attempt(name, look)
+    yield _attempt("bash", _bash)
+    yield _attempt("python", lambda: _python(site))
+    if site.scheduler == "local":
+        yield _attempt("cores", lambda: f"{site.machine.cpus or machine.cores()}")
+        yield _attempt("memory", lambda: format_memory(site.machine.memory or _memory()))
+        yield _attempt("GPUs", lambda: ", ".join(machine.gpus()) or "none")
+    yield _attempt("runs root", lambda: _root(root))
+    yield _attempt("setup lines", lambda: _setup(site))
 
 
 def _attempt(name: str, look: Callable[[], str]) -> Check:
@@ -49,6 +50,10 @@ def _attempt(name: str, look: Callable[[], str]) -> Check:
         return Check(name, True, look())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return Check(name, False, str(error))
+
+
+def _memory() -> int:
+    return machine.memory() // 2**20 * 2**20
 
 
 def _bash() -> str:
