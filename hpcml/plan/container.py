@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def choose_container(
         problems.add(
             ("container",),
             f"site {site.name} has no container runtime; leave the block out, or name another "
-            "site (an admin adds one by container.runtime: docs/containers.md)",
+            "site (an admin adds one by container.runtime; see docs/containers.md)",
         )
         problems.raise_any()
         raise AssertionError("unreachable")
@@ -77,6 +78,8 @@ def choose_container(
     theirs = _site_binds(site.name, settings.binds, problems)
     binds = [*theirs, *map(parse_bind, wanted.binds)]
     if site.scheduler == "local":
+        if not site.setup and "PATH" not in site.env and not shutil.which(settings.runtime):
+            problems.add(("container",), f"there is no {settings.runtime} on this machine")
         for position, bind in enumerate(binds, start=-len(theirs)):
             if not os.path.exists(bind.source):
                 whose = f" (a bind of site {site.name})" if position < 0 else ""
@@ -152,6 +155,8 @@ def _file(name: str, settings: SiteContainer, problems: Problems) -> str:
     path = os.path.join(images or "/", name)
     if not os.path.exists(path):
         problems.add(place, f"there is no image {path}")
+    elif settings.runtime == "pyxis" and os.path.isdir(path):
+        problems.add(place, f"pyxis takes a .sqsh file or docker://, and {path} is a folder")
     return path
 
 

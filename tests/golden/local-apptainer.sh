@@ -28,6 +28,7 @@ trap 'forward INT' INT
 
 export HPCML_DATA_ROOT='/srv/the runs/.data'
 export HPCML_PYTHON=python3
+module load apptainer
 
 # Which task of the submission this is, and the process that runs it.
 task=$HPCML_TASK
