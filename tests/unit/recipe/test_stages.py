@@ -108,5 +108,5 @@ def test_mistakes_are_named(recipe: Path, old: str, new: str, said: str) -> None
 def test_needs_outside_of_stages(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nkind: command\nneeds: [a]\ncommand: {run: [echo]}\n")
-    with pytest.raises(UserError, match="recipe.yaml:3: needs: only a stage"):
+    with pytest.raises(UserError, match=r"recipe\.yaml:3: needs: only a stage"):
         load_stages(path)
