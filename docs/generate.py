@@ -1,4 +1,4 @@
-"""Write the reference pages that come from the code: docs/recipe.md and docs/hyperparameters.md.
+"""Write the reference pages that come from the code, and the tables of keys in docs/sites.md.
 
 python docs/generate.py           writes them
 python docs/generate.py --check   ends with 1 if one of them is not up to date
@@ -16,6 +16,7 @@ from hpcml.recipe.hyperparameters import HYPERPARAMETERS, Hyperparameter
 from hpcml.recipe.schema import Recipe
 from hpcml.recipe.validation import Block, blocks
 from hpcml.recipe.vocabulary import allowed_values
+from hpcml.site.schema import Site
 
 DOCS = Path(__file__).resolve().parent
 
@@ -130,6 +131,8 @@ engine would ignore is an error, and so are values that contradict each other.
 `null` means that a parameter isn't used, or that it follows from others as its meaning says.
 """
 
+SITE_KEYS, END_OF_KEYS = "<!-- keys -->", "<!-- end of keys -->"
+
 WORDS = {
     "string": "text",
     "integer": "whole number",
@@ -142,9 +145,22 @@ WORDS = {
 
 def recipe_page() -> str:
     """Return docs/recipe.md."""
-    definitions = Recipe.model_json_schema()
-    parts = [RECIPE_INTRODUCTION]
-    for key, block in blocks(Recipe):
+    return RECIPE_INTRODUCTION + _tables(Recipe)
+
+
+def sites_page() -> str:
+    """Return docs/sites.md, which is written by hand but for the tables of keys."""
+    text = (DOCS / "sites.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(f"{SITE_KEYS}\n")
+    _, end, after = rest.partition(END_OF_KEYS)
+    assert end, f"docs/sites.md has no {SITE_KEYS} and {END_OF_KEYS}"
+    return f"{before}{SITE_KEYS}\n{_tables(Site)}{END_OF_KEYS}{after}"
+
+
+def _tables(model: type[Block]) -> str:
+    definitions = model.model_json_schema()
+    parts = []
+    for key, block in blocks(model):
         schema = definitions["$defs"][block.__name__] if key else definitions
         parts.append(f"\n### `{key}`\n\n{schema['description']}\n" if key else "")
         parts.append("\n| key | value | default | meaning |\n|---|---|---|---|\n")
@@ -173,7 +189,7 @@ def _keys(
             written = block.__pydantic_serializer__.to_python(
                 block.model_construct(**{name: info.default}), include={name}
             )[name]
-            default = f"`{_text(written)}`"
+            default = f"`{_text(written)}`" if written != "" else ""
         yield f"`{name}`", value, default, meaning.replace("|", "\\|")
 
 
@@ -241,7 +257,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-PAGES = {"recipe.md": recipe_page, "hyperparameters.md": hyperparameters_page}
+PAGES = {
+    "recipe.md": recipe_page,
+    "hyperparameters.md": hyperparameters_page,
+    "sites.md": sites_page,
+}
 
 
 def main(arguments: list[str]) -> int:
