@@ -1,0 +1,193 @@
+"""Cells that are interrupted in every way that a cluster has, and end as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Hpcml, wait_until
+from tests.integration.slurm.conftest import LoginNode
+from tests.integration.test_command_sweep import TRAIN
+
+RATES = [0.01, 0.03, 0.1]
+
+
+def descent(login: Hpcml, pause: float, **keys: object) -> Path:
+    """Sixty steps that save every ten and when asked to, for each learning rate."""
+    login.write("train.py", TRAIN)
+    document = {
+        "name": "descent",
+        "kind": "command",
+        "params": {"pause": pause},
+        "sweep": {"grid": {"n": RATES}},
+        "objective": {"metric": "loss"},
+        "resources": {"time": "5m"},
+        "command": {"run": [sys.executable, "train.py", "{{ params.n }}", "{{ params.pause }}"]},
+        **keys,
+    }
+    return login.write("descent.yaml", json.dumps(document))
+
+
+def losses(folder: Path) -> dict[float, dict[int, float]]:
+    """The loss of each step by learning rate; the last line of a step counts."""
+    found = {}
+    for cell in folder.glob("runs/descent/*/cells/*"):
+        lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
+        rate = json.loads((cell / "cell.json").read_text())["params"]["n"]
+        found[rate] = {line["step"]: line["loss"] for line in lines}
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[float, dict[int, float]]:
+    """What comes out where nothing happens."""
+    here = Hpcml(tmp_path_factory.mktemp("undisturbed"))
+    here("sweep", descent(here, 0.0), "--site", "local")
+    return losses(here.folder)
+
+
+def reached(login: LoginNode, step: int, cells: int = 3) -> bool:
+    """Whether so many cells have got to a step."""
+    files = list(login.folder.rglob("metrics.jsonl"))
+    return sum(f'"step":{step},' in path.read_text() for path in files) >= cells
+
+
+def attempts(login: LoginNode) -> list[int]:
+    return [cell["attempts"] for cell in login.status()["cells"]]
+
+
+def finish(login: LoginNode, seconds: float = 120) -> None:
+    """Wait until every cell is done; no command helps."""
+    try:
+        wait_until(lambda: set(login.states()) == {"done"}, seconds)
+    except AssertionError:
+        pytest.fail(login("status").stdout)
+
+
+@pytest.mark.parametrize("coming_back", ["requeue", "chain"])
+def test_a_time_limit_shorter_than_the_work(
+    login: LoginNode, coming_back: str, undisturbed: dict[float, dict[int, float]]
+) -> None:
+    """The job gets its signal, saves, and the next segment continues, by itself."""
+    login.site(coming_back=coming_back, links=6)
+    recipe = descent(login, 0.5, resources={"time": "1m"})
+    login("sweep", recipe, "--wait", timeout=400)
+    assert losses(login.folder) == undisturbed
+    assert min(attempts(login)) > 1
+    signals = login.events("signal")
+    assert {event["signal"] for events in signals.values() for event in events} == {"USR1"}
+    assert len(login.jobs()) == (6 if coming_back == "chain" else 1)
+    # Links that are not needed start no cell and end at once.
+    before = attempts(login)
+    wait_until(lambda: not login.queue(), 60)
+    assert attempts(login) == before
+
+
+def test_a_requeue_by_the_administrator(
+    login: LoginNode, undisturbed: dict[float, dict[int, float]]
+) -> None:
+    """Requeued tasks get TERM, save, and come back once, and not twice."""
+    recipe = descent(login, 0.2)
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 5))
+    (job,) = login.jobs()
+    login.cluster.run("scontrol", "requeue", job)
+    finish(login)
+    assert losses(login.folder) == undisturbed
+    assert attempts(login) == [2, 2, 2]
+
+
+def test_scancel_ends_a_cell_for_good(login: LoginNode) -> None:
+    """It gets TERM and saves; it must not requeue itself. The command given again continues."""
+    recipe = descent(login, 0.2)
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 5))
+    login.cluster.run("scancel", *login.jobs())
+    wait_until(lambda: not login.queue(), 60)
+    assert login.states() == ["stopped"] * 3
+    time.sleep(8)  # a requeued job would wait for six seconds
+    assert not login.queue()
+    login("sweep", recipe, "--wait")
+    assert attempts(login) == [2, 2, 2]
+
+
+def test_cancelled_cells_save_and_leave(login: LoginNode) -> None:
+    """The running one by the stop file, the waiting ones in the queue; later all continue."""
+    recipe = descent(login, 0.2, array={"max_running": 1})
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 5, cells=1))
+    said = login("cancel", "descent").stdout
+    assert said.count("asked to save and stop") == 1
+    assert said.count("will not be started") == 2
+    wait_until(lambda: not login.queue(), 30)
+    assert login.states() == ["stopped"] * 3
+    assert not (login.cell_dirs()[0] / "stop").exists()
+    # As soon as the queue has let go of it.
+    login("sweep", descent(login, 0.2), "--wait")
+    assert sorted(attempts(login)) == [1, 1, 2]
+
+
+@pytest.mark.slurm_alone
+def test_a_job_of_higher_priority(
+    login: LoginNode, undisturbed: dict[float, dict[int, float]]
+) -> None:
+    """Preempted jobs save, wait, and continue."""
+    options = {"partition": "preempt", "nodelist": "n1"}
+    recipe = descent(login, 0.2, slurm=options)
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 5))
+    other = login.cluster.submit(
+        "-w", "n1", "--exclusive", "-t1", script="sleep 2", folder=login.folder
+    )
+    login.cluster.wait(other, "COMPLETED", timeout=90)
+    finish(login)
+    assert losses(login.folder) == undisturbed
+    assert attempts(login) == [2, 2, 2]
+
+
+@pytest.mark.slurm_alone
+@pytest.mark.parametrize("warning", [False, True])
+def test_a_node_is_lost(
+    login: LoginNode, warning: bool, undisturbed: dict[float, dict[int, float]]
+) -> None:
+    """It is set down, or loses its power; Slurm starts its jobs again elsewhere."""
+    recipe = descent(login, 0.2, slurm={"sbatch": {"exclude": "n3,n4,n5,n6,n7,n8"}})
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 12))
+    (node,) = {events[0]["host"] for events in login.events("started").values()}
+    if not warning:
+        login.cluster.stop_daemon(node, kill=True)
+    login.cluster.set_node(node, "down")
+    finish(login)
+    assert losses(login.folder) == undisturbed
+    assert attempts(login) == [2, 2, 2]
+    hosts = {event["host"] for events in login.events("started").values() for event in events}
+    assert hosts == {"n1", "n2"}
+
+
+@pytest.mark.slurm_alone
+def test_the_controller_and_the_accounting_are_away(
+    login: LoginNode, undisturbed: dict[float, dict[int, float]]
+) -> None:
+    """Cells go on; commands say what they cannot know, and submit nothing."""
+    recipe = descent(login, 0.2)
+    login("sweep", recipe)
+    wait_until(lambda: reached(login, 5))
+    login.cluster.stop_daemon("slurmctld")
+    login.cluster.stop_daemon("slurmdbd")
+    said = login("status")
+    assert "3 running" in said.stdout
+    assert "from the run folder alone" in said.stderr
+    assert "nothing is submitted" in login("sweep", recipe, code=2).stderr
+    login.cluster.start_daemon("slurmctld")
+    wait_until(lambda: reached(login, 60), 60)
+    login.cluster.start_daemon("slurmdbd")
+    finish(login)
+    login("sweep", recipe, "--wait")
+    assert len(login.jobs()) == 1
+    assert losses(login.folder) == undisturbed
+    assert attempts(login) == [1, 1, 1]

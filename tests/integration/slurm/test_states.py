@@ -1,0 +1,164 @@
+"""What people are told of cells that wait, run and fail on Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.integration.slurm.conftest import LoginNode
+
+
+def test_why_cells_wait(login: LoginNode) -> None:
+    """Held by its owner; then, released, for the other cells of the array."""
+    recipe = login.recipe(
+        "waits",
+        ["sleep", "30"],
+        [1, 2, 3],
+        array={"max_running": 1},
+        slurm={"sbatch": {"hold": True}},
+    )
+    login("sweep", recipe)
+    assert ["is held" in reason for reason in login.reasons()] == [True] * 3
+    assert login.states() == ["pending"] * 3
+    follower = login.start("logs", "waits", "0", "-f")
+    assert follower.stderr
+    assert "is held" in follower.stderr.readline()
+    login.cluster.run("scontrol", "release", *login.jobs())
+    wait_until(lambda: "running" in login.states(), 60)
+    wait_until(
+        lambda: (
+            login.reasons()[1:]
+            == ["waits for other cells, since array.max_running are running"] * 2
+        )
+    )
+    assert "cells 1, 2 pending: waits for other cells" in login("status").stdout
+    login("cancel", "waits")
+    _, err = follower.communicate(timeout=60)
+    assert err.count("is held") == 0
+    assert "running" in err
+    assert follower.returncode == 0
+
+
+def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
+    recipe = login.recipe(
+        "prints",
+        [sys.executable, "-u", "-c", "for i in range(3): print(i); __import__('time').sleep(1)"],
+        [1],
+        slurm={"sbatch": {"hold": True}},
+    )
+    login("sweep", recipe)
+    follower = login.start("logs", "prints", "0", "-f")
+    watcher = login.start("status", "prints", "--watch")
+    assert follower.stderr
+    assert "is held" in follower.stderr.readline()
+    login.cluster.run("scontrol", "release", *login.jobs())
+    out, err = follower.communicate(timeout=60)
+    assert out.split() == ["0", "1", "2"]
+    assert "is held" not in err
+    out, err = watcher.communicate(timeout=60)
+    assert "cell 0 (n=1): running" in out
+    assert "cell 0 (n=1): done" in out
+
+
+def test_causes(login: LoginNode) -> None:
+    """One that always fails, one that fails once, one without a program, one that is killed."""
+    login.write(
+        "causes.py",
+        "import os, pathlib, signal, sys\n"
+        "case = sys.argv[1]\n"
+        "if case == 'always': sys.exit('it never works')\n"
+        "mark = pathlib.Path(os.environ['HPCML_CELL_DIR'], 'mark')\n"
+        "if case == 'once' and not mark.exists(): mark.touch(); sys.exit('not yet')\n"
+        "if case == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    recipe = login.recipe(
+        "causes",
+        [sys.executable, "causes.py", "{{ params.n }}"],
+        ["always", "once", "killed", "fine"],
+        retry={"application": 1},
+    )
+    login("sweep", recipe, "--wait", code=1)
+    assert login.states() == ["failed", "done", "failed", "done"]
+    assert login.reasons()[0] == "exit code 1: it never works"
+    assert "SIGKILL" in login.reasons()[2]
+    assert [cell["attempts"] for cell in login.status()["cells"]] == [2, 2, 1, 1]
+    # The job's own end says it, too.
+    (job,) = login.jobs()
+    login.cluster.wait_accounted(job, ["FAILED", "COMPLETED", "FAILED", "COMPLETED"])
+
+
+def test_too_little_memory(login: LoginNode) -> None:
+    """Slurm kills the job with its worker: nobody is left to say it but Slurm."""
+    program = "x = bytearray(400 << 20); __import__('time').sleep(60)"
+    recipe = login.recipe(
+        "memory", [sys.executable, "-c", program], [1], resources={"memory": "100M"}
+    )
+    login("sweep", recipe)
+    wait_until(lambda: login.states() == ["lost"], 60)
+    assert "its job failed" in login.reasons()[0]
+    assert "memory" in login.reasons()[0]
+
+
+def test_a_job_that_somebody_removed_from_the_queue(login: LoginNode) -> None:
+    recipe = login.recipe("removed", ["true"], [1, 2], slurm={"sbatch": {"hold": True}})
+    login("sweep", recipe)
+    login.cluster.run("scancel", *login.jobs())
+    wait_until(lambda: login.reasons() == ["its job was cancelled in Slurm"] * 2, 30)
+    login("sweep", recipe, "--set", "slurm.sbatch={}", "--wait")
+    assert login.states() == ["done"] * 2
+
+
+def test_without_accounting(login: LoginNode) -> None:
+    """sacct is not asked; what ended is known by its files and by the queue."""
+    login.site(accounting=False)
+    login.wrap("sacct", "echo 'sacct was called' >&2\nexit 1\n")
+    recipe = login.recipe("plain", ["true"], [1, 2], slurm={"sbatch": {"hold": True}})
+    login("sweep", recipe)
+    login.cluster.run("scancel", f"{login.jobs()[0]}_1")
+    assert login.reasons() == ["is held; scontrol release lets it go", "its job has left the queue"]
+    login.cluster.run("scontrol", "release", *login.jobs())
+    wait_until(lambda: login.states() == ["done", "lost"], 60)
+
+
+def test_jobs_of_others_are_none_of_ours(login: LoginNode) -> None:
+    """Other jobs of the same user, with names and scripts that look strange."""
+    other = login.cluster.submit(
+        "--hold", "--job-name=a|b c\x1f1_[0-", script="true", folder=login.folder
+    )
+    recipe = login.recipe("ours", ["true"], [1])
+    login("sweep", recipe, "--wait")
+    assert login.states() == ["done"]
+    login.cluster.run("scancel", other)
+
+
+def test_an_interrupted_watch_leaves_the_run_alone(login: LoginNode) -> None:
+    recipe = login.recipe("watched", ["sleep", "10"], [1])
+    login("sweep", recipe)
+    watcher = login.start("status", "watched", "--watch")
+    wait_until(lambda: login.states() == ["running"], 60)
+    os.kill(watcher.pid, signal.SIGINT)
+    assert watcher.wait(timeout=30) == 130
+    wait_until(lambda: login.states() == ["done"], 60)
+
+
+@pytest.mark.parametrize("option", ["--json", "--all"])
+def test_status_asks_slurm_once(login: LoginNode, option: str) -> None:
+    log = login.folder / "calls"
+    for command in ("squeue", "sacct", "scontrol"):
+        login.wrap(command, f'echo {command} >> {log}\n"$REAL" "$@"\n')
+    recipe = login.recipe("asks", ["true"], list(range(20)), slurm={"sbatch": {"hold": True}})
+    login("sweep", recipe)
+    log.unlink(missing_ok=True)
+    login("status", option)
+    assert log.read_text().split() == ["squeue"]
+    login.cluster.run("scancel", *login.jobs())
+    log.unlink()
+    text = login("status", option).stdout
+    assert log.read_text().split() == ["squeue", "sacct"]
+    if option == "--json":
+        assert {cell["state"] for cell in json.loads(text)["cells"]} == {"lost"}
