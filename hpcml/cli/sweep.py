@@ -110,13 +110,14 @@ def _run_here(submission: Submission, run: RunFolder) -> int:
     from hpcml.cli.preview import describe
     from hpcml.cli.view import print_summary, progress
     from hpcml.launch.drive import drive, only_driver
-    from hpcml.launch.submit import submit_here
+    from hpcml.launch.submit import renew_plan, submit_here
     from hpcml.runs.results import results
     from hpcml.runs.status import Watcher
     from hpcml.runs.tables import write_parquet
 
     interrupted = False
     with only_driver(run):
+        run = renew_plan(submission.plan, run)
         watcher = Watcher(run)
         click.echo(describe(submission), err=True)
         if submission.indices:
@@ -140,9 +141,10 @@ def _hand_over(plan: Plan, run: RunFolder) -> int:
     from hpcml.cli.preview import describe
     from hpcml.launch.drive import only_driver
     from hpcml.launch.slurm.scheduler import PartlySubmitted
-    from hpcml.launch.submit import next_submission, settle, submit_to_slurm
+    from hpcml.launch.submit import next_submission, renew_plan, settle, submit_to_slurm
 
     with only_driver(run) as lock:
+        run = renew_plan(plan, run)
         for job in settle(run):
             click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
         # Once more: what another command has submitted meanwhile is seen only under the lock.

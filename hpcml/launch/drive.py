@@ -71,7 +71,9 @@ def drive(
     def ask(signum: int, frame: FrameType | None) -> None:
         asked.append(signum)
 
-    previous = {signum: signal.signal(signum, ask) for signum in _STOP_SIGNALS}
+    # What is ignored stays so: under nohup a hang-up is no reason to stop.
+    heard = [s for s in _STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    previous = {signum: signal.signal(signum, ask) for signum in heard}
     handled = 0
     next_refresh = 0.0
     try:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.launch.executor import TaskJob
+from hpcml.worker.processes import kill_marked
 
 AGAIN = 75  # the exit code of a task that saved and wants to run again
 
@@ -34,6 +35,7 @@ class LocalScheduler:
     Submitting returns at once. :meth:`poll` starts and reaps tasks; call it until :attr:`idle`.
 
     Args:
+        run_dir: the run folder.
         script: the rendered batch script.
         log: where tasks write: task 3 to ``<log>.3.out`` and ``<log>.3.err``.
         slots: how many tasks run at a time.
@@ -46,6 +48,7 @@ class LocalScheduler:
 
     def __init__(
         self,
+        run_dir: Path,
         script: Path,
         log: Path,
         slots: int,
@@ -58,6 +61,7 @@ class LocalScheduler:
         self.stopping = False
         # Tasks whose worker did not end as workers do, and their exit codes.
         self.broken: dict[int, int] = {}
+        self._run_dir = run_dir
         self._script = script
         self._log = log
         self._slots = slots
@@ -116,6 +120,8 @@ class LocalScheduler:
         self.stop()
         for running in self._running:
             os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+        kill_marked("HPCML_RUN_DIR", str(self._run_dir))
 
     def _start(self, job: TaskJob, task: int) -> None:
         count = self._gpus_per_task
@@ -151,7 +157,7 @@ class LocalScheduler:
             running.job.state = "CANCELLED"
         else:
             running.job.state = "FAILED" if code else "COMPLETED"
-            if code not in (0, 1):
+            if code not in (0, 1):  # which are what the events of the cells tell
                 self.broken[running.task] = code
 
     def _mind_time(self, running: _Running) -> None:

@@ -31,7 +31,7 @@ def create_run(plan: Plan) -> RunFolder:
     Raises:
         UserError: the runs root cannot be written; nothing half-made is left there.
     """
-    run = RunFolder.create(
+    return RunFolder.create(
         plan.root,
         plan.name,
         plan.run_id,
@@ -43,13 +43,22 @@ def create_run(plan: Plan) -> RunFolder:
             for cell in plan.cells
         ),
     )
-    if run.plan != plan.document():
-        # The same cells on other resources, or ranked by another metric.
-        with disk.plain_errors(f"write {run.plan_file}"):
-            text = json.dumps(plan.document(), indent=2, ensure_ascii=False) + "\n"
-            disk.replace(run.plan_file, text.encode())
-        run = RunFolder.open(run.path)
-    return run
+
+
+def renew_plan(plan: Plan, run: RunFolder) -> RunFolder:
+    """The run with ``plan`` as its plan: the same cells on other resources, or ranked otherwise.
+
+    For whoever is the run's only driver: the cells that run now go by the old one.
+
+    Raises:
+        UserError: the run folder cannot be written.
+    """
+    if run.plan == plan.document():
+        return run
+    with disk.plain_errors(f"write {run.plan_file}"):
+        text = json.dumps(plan.document(), indent=2, ensure_ascii=False) + "\n"
+        disk.replace(run.plan_file, text.encode())
+    return RunFolder.open(run.path)
 
 
 def next_submission(plan: Plan) -> Submission:
@@ -136,6 +145,7 @@ def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
     submission, script = _prepare(submission, run)
     plan = submission.plan
     scheduler = LocalScheduler(
+        run.path,
         script,
         log=run.tasks / f"{submission.number:03}",
         slots=at_a_time(plan),

@@ -3,10 +3,13 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -72,6 +75,8 @@ class Attempt:
                 self._end_orphans()
                 raise Busy(f"an earlier attempt at cell {self.cell['id']} is still alive") from None
         self._lock = lock
+        # Whoever held the lock is gone; what it started and could not end is not part of this.
+        self._clear()
         _end_last_line(self.events_path)
         _end_last_line(self.ranks.metrics_path)
         return events.read(self.events_path)
@@ -87,8 +92,15 @@ class Attempt:
         started = [event for event in history if event.get("event") == "started"]
         if not started or started[-1].get("host") != socket.gethostname():
             return
-        if not processes.is_worker(started[-1]["pid"]):
-            processes.kill_orphans(self.dir)
+        if not processes.is_worker(started[-1]["pid"], self.context.run_dir):
+            self._clear()
+
+    def _clear(self) -> None:
+        """End what earlier attempts left running on this machine, and remove their scratch."""
+        processes.kill_marked("HPCML_CELL_DIR", self.dir)
+        pattern = os.path.join(glob.escape(tempfile.gettempdir()), f"{self.ranks.scratch_prefix}*")
+        for folder in glob.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -162,6 +174,7 @@ class Attempt:
     def finish(self, outcome: Outcome) -> None:
         """Record the end, and the result where the cell is done."""
         self.ranks.close()
+        self._clear()
         if outcome.cause == "done":
             events.write_json(os.path.join(self.dir, "result.json"), self._result(outcome))
         events.append(self.events_path, "ended", attempt=self.ranks.number, **outcome._asdict())
@@ -194,8 +207,7 @@ class Attempt:
             return Outcome(0, "done", "done", step, progress)
         if self.stop_reason is not None or code == AGAIN:
             asked = f"asked to stop ({self.stop_reason})" if self.stop_reason else "wants to go on"
-            kept = f"saved at step {step}" if step is not None else "ended"
-            return Outcome(code, "stopped", f"{asked}, {kept}", step, progress)
+            return Outcome(code, "stopped", f"{asked}, {self._kept(code, step)}", step, progress)
         if code == -signal.SIGKILL:
             if _oom_kills() > self._oom_kills:
                 return Outcome(code, "oom", "killed: out of memory", step, progress)
@@ -203,6 +215,20 @@ class Attempt:
             return Outcome(code, "killed", reason, step, progress)
         reason = self._elsewhere or describe(code, self.ranks.last_words())
         return Outcome(code, "application", reason, step, progress)
+
+    def _kept(self, code: int, step: Optional[int]) -> str:
+        """What is known of the state that a stopped attempt left."""
+        saved = [
+            event["step"]
+            for event in events.read(self.events_path)
+            if event.get("event") == "checkpoint"
+        ]
+        if saved:
+            return f"saved at step {saved[-1]}"
+        at = "" if step is None else f" at step {step}"
+        if code == AGAIN:
+            return f"saved{at}"
+        return f"ended{at} without a word of having saved"
 
     def _saved(self) -> bool:
         """Whether this attempt left a checkpoint: something new in the cell's folder for them."""
@@ -231,7 +257,7 @@ class Attempt:
 
 def describe(code: int, words: str) -> str:
     """One sentence for a failure: the code, and what the program said last."""
-    what = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+    what = f"exit code {code}" if code > 0 else f"ended by {processes.name_of(-code)}"
     return f"{what}: {words}" if words else what
 
 

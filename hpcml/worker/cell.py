@@ -69,6 +69,14 @@ class LeadingCell:
         else:
             self._leave(AGAIN)  # never started: nothing to save
 
+    def give_up(self) -> None:
+        """Leave the cell after a fault of the worker itself; nothing of it goes on."""
+        if self._attempt is not None:
+            self._attempt.ranks.kill()
+            self._attempt.ranks.close()
+            self._attempt.release()
+        self._leave(1)
+
     def task_stops(self) -> None:
         """The task was asked to end: no further attempt is made in it."""
         self._stopping = True
@@ -95,6 +103,9 @@ class LeadingCell:
             return
         attempt.start(self._history)
         self._attempt = attempt
+        # Whoever cancelled it in this moment could not see that it runs.
+        if self._cancelled(events.read(attempt.events_path)):
+            self.stop("cancelled", signal.SIGUSR1)
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         decision = policy.decide(
@@ -180,6 +191,13 @@ class FollowingCell:
             self._signum = signum
             if self._ranks is not None:
                 self._ranks.ask_to_stop(signum)
+
+    def give_up(self) -> None:
+        """Leave the cell after a fault of the worker itself; nothing of it goes on."""
+        if self._ranks is not None:
+            self._ranks.kill()
+            self._end(self._ranks, 1)
+        self.code = 1
 
     def task_stops(self) -> None:
         """The first node decides what that means."""

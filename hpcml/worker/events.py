@@ -1,5 +1,6 @@
 """The life of a cell: one JSON line per event in ``events.jsonl``, appended by whoever saw it."""
 
+import contextlib
 import json
 import os
 from datetime import datetime, timezone
@@ -52,12 +53,17 @@ def write_json(path: str, content: Any, durable: bool = True) -> None:
     With ``durable`` this holds after a crash of the machine as well, at the price of a flush.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False, indent=1)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(content, file, ensure_ascii=False, indent=1)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
 
 
 def _parse(line: bytes) -> "Optional[dict[str, Any]]":

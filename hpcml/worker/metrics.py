@@ -38,5 +38,7 @@ def report(*, step: Optional[int] = None, **metrics: float) -> None:
         return
     record: dict[str, object] = {} if step is None else {"step": int(step)}
     for name, value in metrics.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} is text ({value!r}); a metric is a number")
         record[name] = value if isinstance(value, int) else float(value)
     append_line(path, record)

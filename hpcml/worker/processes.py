@@ -48,10 +48,18 @@ def deliver(group: int, signum: int) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
     if listening:
-        return signal.Signals(signum).name[3:]
+        return name_of(signum)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
     return "TERM"
+
+
+def name_of(signum: int) -> str:
+    """The name of a signal without its ``SIG``; real-time signals have a number only."""
+    try:
+        return signal.Signals(signum).name[3:]
+    except ValueError:
+        return f"signal {signum}"
 
 
 def kill_group(group: int) -> None:
@@ -60,16 +68,17 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def kill_orphans(cell_dir: str) -> int:
-    """Kill processes on this machine that still belong to an earlier attempt of the cell.
+def kill_marked(variable: str, value: str) -> int:
+    """Kill the processes on this machine that have ``variable=value`` in their environment.
 
-    They are known by the ``HPCML_CELL_DIR`` in their environment, so that a process id that
-    another program has got meanwhile is never mistaken for one of them.
+    So what an attempt started is found wherever it went: helpers in sessions of their own, children
+    of a parent that is gone. A process id that another program has got meanwhile is never taken
+    for one of them.
 
     Returns:
         How many were killed.
     """
-    marker = f"HPCML_CELL_DIR={cell_dir}".encode()
+    marker = os.fsencode(f"{variable}={value}")
     killed = 0
     for pid in _pids():
         if pid == os.getpid():
@@ -86,13 +95,14 @@ def kill_orphans(cell_dir: str) -> int:
     return killed
 
 
-def is_worker(pid: int) -> bool:
-    """Whether ``pid`` is a worker of hpcml that is alive on this machine."""
+def is_worker(pid: int, run_dir: str) -> bool:
+    """Whether ``pid`` is a worker of this run that is alive on this machine."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
-            return b"hpcml.worker" in file.read().split(b"\0")
+            words = file.read().split(b"\0")
     except OSError:
         return False
+    return b"hpcml.worker" in words and os.fsencode(run_dir) in words
 
 
 def _pids() -> Iterator[int]:

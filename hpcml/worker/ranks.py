@@ -1,6 +1,7 @@
 """The processes of one cell on this node: one per rank, as torch.distributed expects them."""
 
 import errno
+import hashlib
 import os
 import shutil
 import socket
@@ -89,6 +90,9 @@ class Ranks:
         self.dir = os.path.join(context.run_dir, "cells", cell["id"])
         self.metrics_path = os.path.join(self.dir, "metrics.jsonl")
         self.stop_file = os.path.join(self.dir, "stop")
+        # Cells of other runs may have the same id.
+        digest = hashlib.sha256(os.fsencode(self.dir)).hexdigest()[:8]
+        self.scratch_prefix = f"hpcml-{cell['id']}-{digest}-"
         self.number = 0
         self.failure: Optional[int] = None
         self._failed_at = 0.0
@@ -105,7 +109,7 @@ class Ranks:
             lock: the descriptor that holds the cell, for the ranks to hold it as well.
         """
         self.number = number
-        self._scratch = tempfile.mkdtemp(prefix=f"hpcml-{self.cell['id']}-")
+        self._scratch = tempfile.mkdtemp(prefix=self.scratch_prefix)
         environment = self._environment()
         before_exec = processes.die_with_parent()
         for local_rank in range(self._count()):

@@ -4,12 +4,16 @@ import json
 import os
 import select
 import signal
+import traceback
 from types import FrameType
 from typing import Any, Optional
 
 from hpcml.worker.attempt import AGAIN, read_cell
 from hpcml.worker.cell import TICK_SECONDS, Cell, FollowingCell, LeadingCell
+from hpcml.worker.processes import name_of
 from hpcml.worker.ranks import Context, this_node
+
+BROKEN = 70  # EX_SOFTWARE
 
 # Signals of the scheduler that ask for a checkpoint. INT is for people who run a script by hand.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -42,6 +46,7 @@ class Task:
             launch=os.environ.get("HPCML_LAUNCH", str(os.getpid())),
             code=self._record["code"],
         )
+        self._broken = False
         self._stop_signal: Optional[int] = None
         self._stop_reason: Optional[str] = None
         self._parent = os.getppid()
@@ -51,7 +56,8 @@ class Task:
         """Supervise the cells; returns the exit code of the task.
 
         Returns:
-            0 when every cell is done, 75 when at least one wants to run again, 1 otherwise.
+            0 when every cell is done, 75 when at least one wants to run again, 70 after a fault of
+            the worker itself, 1 otherwise.
         """
         wakeup, write_end = os.pipe()
         for end in (wakeup, write_end):
@@ -64,7 +70,7 @@ class Task:
         active = [self._cell(index, slot) for slot, index in enumerate(self._indices())]
         while True:
             for cell in active:
-                cell.step()
+                self._look_after(cell)
             codes += [cell.code for cell in active if cell.code is not None]
             active = [cell for cell in active if cell.code is None]
             if not active:
@@ -80,9 +86,22 @@ class Task:
                 for cell in active:
                     cell.task_stops()
                     cell.stop(self._stop_reason, self._stop_signal or signal.SIGTERM)
+        if self._broken:
+            return BROKEN
         if any(code == AGAIN for code in codes):
             return AGAIN
         return int(any(codes))
+
+    def _look_after(self, cell: Cell) -> None:
+        try:
+            cell.step()
+        except OSError:
+            raise  # the run folder: no cell can go on
+        except Exception:  # noqa: BLE001
+            # A fault of the worker itself. It must not cost the other cells of the task.
+            traceback.print_exc()
+            self._broken = True
+            cell.give_up()
 
     def _cell(self, index: int, slot: int) -> Cell:
         cell = read_cell(self._context.run_dir, index)
@@ -117,7 +136,7 @@ class Task:
 
     def _why_stop(self, lifeline_ended: bool) -> Optional[str]:
         if self._stop_signal is not None:
-            return signal.Signals(self._stop_signal).name[3:]
+            return name_of(self._stop_signal)
         if os.getppid() != self._parent:
             return "parent gone"
         if lifeline_ended and not os.read(self._lifeline, 1):

@@ -414,3 +414,89 @@ def test_nodes_are_sent_home_from_a_cell_that_is_done(tmp_path: Path) -> None:
     assert Nodes(run, 2).wait() == [0, 0]
     assert Nodes(run, 2).wait() == [0, 0]
     assert len(run.events(kind="started")) == 1
+
+
+def test_helpers_in_sessions_of_their_own_end_with_the_attempt(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], "
+        "start_new_session=True)"
+    )
+    run = Run(tmp_path, [program])
+    assert run.run() == 0
+    assert not marked(run.folder.cell_dir("cell0"))
+
+
+def test_children_of_a_dead_attempt_end_before_the_next_begins(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, hpcml, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        "hpcml.report(step=1, x=1)\ntime.sleep(300)"
+    )
+    run = Run(tmp_path, [program])
+    worker = run.start()
+    run.wait_for_step()
+    worker.kill()
+    worker.wait()
+    before = marked(run.folder.cell_dir("cell0"))
+    assert before
+    second = run.start()
+    deadline = time.monotonic() + 20
+    while len(run.events(kind="started")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not before & marked(run.folder.cell_dir("cell0"))
+    second.send_signal(signal.SIGTERM)
+    second.wait(20)
+
+
+def marked(cell_dir: Path) -> set[int]:
+    """The processes that belong to a cell, by their environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"HPCML_CELL_DIR={cell_dir}".encode() in (folder / "environ").read_bytes():
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_scratch_folders_of_a_killed_attempt_are_removed(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        [
+            "import os, time, hpcml; print(os.environ['TMPDIR'], flush=True)\n"
+            "hpcml.report(step=1, x=1)\n"
+            "time.sleep(0 if os.environ['HPCML_ATTEMPT'] == '2' else 300)"
+        ],
+    )
+    worker = run.start()
+    run.wait_for_step()
+    worker.kill()
+    worker.wait()
+    scratch = Path((run.folder.cell_dir("cell0") / "log.1.out").read_text().strip())
+    assert scratch.exists()
+    assert run.run() == 0
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, 35])
+def test_any_signal_has_a_name_and_hurts_no_neighbour(tmp_path: Path, signum: int) -> None:
+    run = Run(tmp_path, [f"import os; os.kill(os.getpid(), {int(signum)})", "pass"], pack=2)
+    assert run.run() == 1
+    (ended,) = run.events(0, "ended")
+    assert ended["reason"] == f"ended by {'SEGV' if signum == signal.SIGSEGV else 'signal 35'}"
+    assert run.events(1, "ended")[0]["cause"] == "done"
+
+
+def test_saved_is_said_only_of_what_was_saved(tmp_path: Path) -> None:
+    program = (
+        "import hpcml, time\nfor i in range(1, 99): hpcml.report(step=i, x=1); time.sleep(0.1)"
+    )
+    run = Run(tmp_path, [program])
+    worker = run.start()
+    run.wait_for_step(step=2)
+    worker.send_signal(signal.SIGUSR1)
+    assert worker.wait(20) == 75
+    assert "without a word of having saved" in run.events(kind="ended")[0]["reason"]
