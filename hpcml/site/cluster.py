@@ -89,7 +89,8 @@ def fields(line: str) -> dict[str, str]:
     """The ``Key=value`` pairs of one line of ``scontrol show … -o``; the first of a key counts."""
     found: dict[str, str] = {}
     matches = list(_FIELD.finditer(line))
-    for match, end in zip(matches, [m.start() for m in matches[1:]] + [len(line)], strict=True):
+    ends = [match.start() for match in matches[1:]] + [len(line)]
+    for match, end in zip(matches, ends, strict=False):
         found.setdefault(match[1], line[match.end() : end].strip())
     return found
 
@@ -111,7 +112,7 @@ def gpus(text: str) -> tuple[Gpus, ...]:
         name, *rest = [part for part in entry.strip().split(":") if part != "no_consume"]
         if name != "gpu":
             continue
-        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
         kind = rest[0] if rest else None
         found[kind] = found.get(kind, 0) + count
     return tuple(Gpus(kind, count) for kind, count in found.items() if count)
@@ -206,7 +207,7 @@ def _entries(text: str, first: str) -> Iterator[dict[str, str]]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdecimal() else None
 
 
 def _time(text: str | None) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,6 @@ from hpcml.site.cluster import (
 
 _PLAIN = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 _WORDS_OF_YAML = ("true", "false", "null")
-_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ufeff]+")
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def _slurm_lines(
         yield "# MaxArraySize is 0: this cluster takes no arrays, and hpcml needs them. Ask for it."
     database = config.get("AccountingStorageType", "").removeprefix("accounting_storage/")
     yield "slurm:"
-    yield f"  max_array_size: {size if size.isdigit() and int(size) else 1}"
+    yield f"  max_array_size: {size if size.isdecimal() and int(size) else 1}"
     if not answers.sacct or database not in ("slurmdbd", "mysql"):
         yield f"  # {'sacct does not answer' if database == 'slurmdbd' else 'No slurmdbd'}: ended "
         yield "  # jobs are known by their files alone."
@@ -254,17 +252,21 @@ def _match(host: str) -> str:
     """A regular expression for this host and those that differ in numbers."""
     parts = re.split(r"(\d+)", host)
     pattern = "".join(r"\d+" if part.isdigit() else re.escape(part) for part in parts)
-    return "'" + pattern.replace("'", "''") + "'"
+    # Single quotes keep the backslashes readable.
+    return f"'{pattern}'" if pattern.isprintable() and "'" not in pattern else _text(pattern)
 
 
 def _text(value: str) -> str:
     """``value`` as YAML."""
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML:
         return value
-    text = json.dumps(value)
-    return re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    kept = (
+        each if each.isprintable() and each not in '"\\' else f"\\U{ord(each):08x}"
+        for each in value
+    )
+    return f'"{"".join(kept)}"'
 
 
 def _line(value: str) -> str:
     """``value`` in a comment."""
-    return _CONTROL.sub(" ", value)
+    return "".join(each if each.isprintable() else " " for each in value)
