@@ -24,7 +24,7 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
     import importlib.util
 
     from hpcml.errors import UserError
-    from hpcml.runs.disk import plain_errors
+    from hpcml.files import plain_errors
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.results import checkpoint_of
 
@@ -40,7 +40,7 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
 
     try:
         with plain_errors(f"write {target}"):
-            export(cell_dir, target, "best", not unmerged)
+            export(cell_dir, target, "final", not unmerged)
     except (ExportError, CheckpointError) as error:
         raise UserError(str(error)) from error
     click.echo(f"wrote the model of {checkpoint} to {target}")

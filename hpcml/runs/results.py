@@ -20,7 +20,7 @@ class Result:
     Attributes:
         rank: 1 is the best; ``None`` where there is no objective, the cell has no value of it, or
             the cell failed.
-        checkpoint: the best checkpoint, or else the newest, if there is one.
+        checkpoint: the one that the result is of, or else the newest, if there is one.
     """
 
     rank: int | None
@@ -134,8 +134,8 @@ def rank_cells(
 
 
 def checkpoint_of(cell_dir: Path) -> Path | None:
-    """The folder of a cell's best checkpoint, or else its newest one."""
-    for pointer in ("best", "latest"):
+    """The folder of the checkpoint that a cell's result is of, or else of its newest one."""
+    for pointer in ("final", "latest"):
         try:
             name = (cell_dir / "checkpoints" / pointer).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):

@@ -48,7 +48,7 @@ class CheckpointStore:
 
     Args:
         folder: ``checkpoints/`` of the cell; made if it is not there.
-        belongs_to: what the checkpoints are of, such as the cell's id and the engine. One of
+        belongs_to: what the checkpoints are of, such as the cell and the data. One of
             something else is never loaded.
         events: the cell's ``events.jsonl``, or None.
         keep: how many of the newest remain; the best one always does.
@@ -97,10 +97,10 @@ class CheckpointStore:
         finally:
             shutil.rmtree(writing, ignore_errors=True)
 
-    def mark_best(self, step: int) -> None:
-        """Name an existing checkpoint the best one."""
+    def mark(self, pointer: str, step: int) -> None:
+        """Name an existing checkpoint: ``best``, or ``final``, the one that the result is of."""
         if (self.folder / f"step-{step}").is_dir():
-            self._point("best", step)
+            self._point(pointer, step)
 
     def _publish(self, writing: Path, step: int, best: bool, started: float) -> None:
         files = [path for path in sorted(writing.rglob("*")) if path.is_file()]
@@ -182,7 +182,7 @@ class CheckpointStore:
         """A checkpoint to use, verified but otherwise left as it is.
 
         Args:
-            which: ``best`` (the latest, if none was named the best), ``latest``, or a step.
+            which: ``final`` or ``best`` (the latest, if none was named so), ``latest``, or a step.
 
         Raises:
             CheckpointError: it is not there, or it is damaged.
@@ -191,8 +191,8 @@ class CheckpointStore:
         if isinstance(which, int):
             found = [checkpoint for checkpoint in complete if checkpoint.step == which]
         else:
-            best = self._pointed("best") if which == "best" else None
-            found = [checkpoint for checkpoint in complete if checkpoint.path.name == best]
+            named = self._pointed(which)
+            found = [checkpoint for checkpoint in complete if checkpoint.path.name == named]
             found = found or complete[:1]
         if not found:
             there = ", ".join(str(checkpoint.step) for checkpoint in complete) or "none"
@@ -240,10 +240,12 @@ class CheckpointStore:
             return f"{Path(error.filename).name} is missing"
         except (ValueError, KeyError, TypeError, AttributeError):
             return f"{MANIFEST} is unreadable"
-        if owner != self._belongs_to:
-            raise CheckpointError(
-                f"{checkpoint.path} belongs to {owner}, not to {self._belongs_to}"
-            )
+        for what, mine in self._belongs_to.items():
+            if owner.get(what) != mine:
+                raise CheckpointError(
+                    f"{checkpoint.path} is of another {what} ({owner.get(what)}, now it is "
+                    f"{mine}). Bring back what was there, or remove {self.folder} to begin anew"
+                )
         return None
 
     def _set_aside(self, checkpoint: Checkpoint, reason: str) -> None:

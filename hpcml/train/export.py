@@ -24,13 +24,14 @@ class ExportError(Exception):
     """The model can't be exported; the message says why and what to do."""
 
 
-def export(cell_dir: Path, target: Path, which: str | int = "best", merge: bool = True) -> Path:
+def export(cell_dir: Path, target: Path, which: str | int = "final", merge: bool = True) -> Path:
     """Write a model folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
 
     Args:
         cell_dir: the cell's folder.
         target: the folder to make; it may be there, but must be empty. It is complete or absent.
-        which: ``best`` (the latest, if no evaluation named a best one), ``latest``, or a step.
+        which: ``final``, the one that the cell's result is of (the latest, while there is none),
+            ``best``, ``latest``, or a step.
         merge: put LoRA's matrices or adapters into the model's own. False leaves them beside it,
             as an adapter folder of peft.
 

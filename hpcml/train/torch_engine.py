@@ -6,6 +6,7 @@ can tear, is done here: the order of the data, evaluation, metrics, and checkpoi
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -150,6 +151,31 @@ def open_training_data(job: TrainingJob) -> Dataset:
         eval_fraction=job.eval_fraction,
     )
     return open_dataset(job.data_root, find_corpus(job.source, job.files), settings)
+
+
+def belongs_to(job: TrainingJob, dataset: Dataset) -> dict[str, str]:
+    """What a checkpoint is of: training goes on only with the same cell, data and base model."""
+    owner = {"cell": job.cell_id, "engine": "torch", "data set or tokenizer": dataset.folder.name}
+    if job.model is not None:
+        owner["base model"] = model_digest(job.model)
+    return owner
+
+
+def model_digest(folder: Path) -> str:
+    """A digest by which a model folder is known again, without reading all of a large one.
+
+    It covers the configuration, and of each weights file its name, size, and both ends, where a
+    file of safetensors has its table of tensors and the last of them.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(1 << 20))
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(file.read(1 << 20))
+    return digest.hexdigest()[:16]
 
 
 def build_model(job: TrainingJob, dataset: Dataset) -> nn.Module:
@@ -317,7 +343,7 @@ class CellTrainer(Trainer):
             config.num_train_epochs * len(self.samples) / config.global_batch_size
         )
         self.store = CheckpointStore(
-            job.checkpoints, {"cell": job.cell_id, "engine": "torch"}, job.events, job.keep
+            job.checkpoints, belongs_to(job, dataset), job.events, job.keep
         )
         super().__init__(
             model=model,
@@ -350,13 +376,16 @@ class CellTrainer(Trainer):
     def _finish(self) -> None:
         """Leave the final metrics, of the best model if that is asked for."""
         final: dict[str, float] = {"unigram_entropy": self.dataset.unigram_entropy}
+        step = self.state.global_step
         best = self.group.share(self.store.best())
         if self.config.load_best_model_at_end and best is not None:
             finetune.load_weights(self.model, self.config, best.path / "model")
-            final["best_step"] = best.step
+            final["best_step"] = step = best.step
             final |= self._measure()
         elif self.held_out is not None and self.progress.evaluated_step != self.state.global_step:
             final |= self._measure()
+        if self.group.first:
+            self.store.mark("final", step)
         self._report(final, self.state.global_step)
 
     # -- steps ----------------------------------------------------------------------------------
@@ -614,7 +643,7 @@ class CellTrainer(Trainer):
         self.progress = Progress(**state["progress"])
         if self.group.first and self.progress.best_saved_step == checkpoint.step:
             # A kill may have come between the checkpoint and its pointer.
-            self.store.mark_best(checkpoint.step)
+            self.store.mark("best", checkpoint.step)
         if weights_only:
             return
         self.optimizer.load_state_dict(state["optimizer"])

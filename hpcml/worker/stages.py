@@ -97,7 +97,7 @@ def _result(run_dir: str, path: str) -> Any:
 
 def _checkpoint(run_dir: str, cell_id: str) -> str:
     folder = os.path.join(run_dir, "cells", cell_id, "checkpoints")
-    for pointer in ("best", "latest"):
+    for pointer in ("final", "latest"):
         try:
             with open(os.path.join(folder, pointer), encoding="utf-8") as file:
                 return os.path.join(folder, file.read().strip())

@@ -10,6 +10,7 @@ from typing import Any
 import cells
 import pytest
 
+from hpcml.train.checkpoint import CheckpointError
 from hpcml.train.config import TrainingError
 
 MakeCell = Callable[..., Path]
@@ -134,6 +135,8 @@ def test_the_best_of_the_saved_checkpoints_is_named(make_cell: MakeCell, data_ro
     best = min(saved, key=lambda step: values[step])
     assert best < 60
     assert (cell / "checkpoints" / "best").read_text() == f"step-{best}\n"
+    # The result is of the last one, and so is what results and exports take.
+    assert (cell / "checkpoints" / "final").read_text() == "step-60\n"
     assert sorted(path.name for path in (cell / "checkpoints").glob("step-*")) == sorted(
         {f"step-{best}", "step-60"}
     )
@@ -153,3 +156,38 @@ def test_weights_that_are_no_numbers_are_never_saved(make_cell: MakeCell, data_r
     with pytest.raises(TrainingError, match=r"no longer finite after step|the loss became"):
         cells.train(cell, data_root)
     assert not list((cell / "checkpoints").glob("step-*"))
+
+
+def test_the_result_and_the_final_checkpoint_are_of_the_same_step(
+    make_cell: MakeCell, data_root: Path
+) -> None:
+    parameters = {"load_best_model_at_end": True, "learning_rate": 0.5, "eval_steps": 3}
+    cell = make_cell(parameters=parameters)
+    assert cells.train(cell, data_root) == 0
+    final = cells.metrics(cell)[12]
+    assert (cell / "checkpoints" / "final").read_text() == f"step-{final['best_step']}\n"
+
+
+@pytest.mark.parametrize("changed", ["text", "base model"])
+def test_a_checkpoint_of_other_data_or_another_model_is_refused(
+    make_cell: MakeCell, data_root: Path, base_model: Path, tmp_path: Path, changed: str
+) -> None:
+    texts = tmp_path / "texts"
+    pattern = cells.write_corpus(texts)
+    model = shutil.copytree(base_model, tmp_path / "model")
+    cell = make_cell(
+        "cell",
+        parameters={"fine_tuning_method": "freeze", "num_frozen_layers": 1},
+        model=model,
+        data={"files": [pattern]},
+    )
+    assert cells.train(cell, data_root, stop_after=3) == 75
+    if changed == "text":
+        (texts / "text000.txt").write_text("something else\n" * 50)
+    else:
+        weights = model / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-3] ^= 1
+        weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is of another"):
+        cells.train(cell, data_root)

@@ -17,7 +17,7 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.runs import folder as folder_module
-from hpcml.runs.disk import plain_errors
+from hpcml.files import plain_errors
 from hpcml.runs.folder import RunFolder, default_root
 from runs.fakes import make_cells
 

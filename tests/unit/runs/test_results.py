@@ -70,7 +70,7 @@ def ranked_run(tmp_path: Path) -> FakeRun:
 
 def test_the_table(tmp_path: Path) -> None:
     fake = ranked_run(tmp_path)
-    fake.checkpoint(2, 10, pointer="best")
+    fake.checkpoint(2, 10, pointer="final")
     fake.checkpoint(0, 10)
     found = results(fake.folder)
     assert [row.cell.index for row in found.rows] == [2, 0, 1, 4, 3]
@@ -107,9 +107,9 @@ def test_a_pointer_to_nowhere_is_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint_of(fake.dir(0)) is None
     newest = fake.checkpoint(0, 3)
     for pointer in ("", "step-9", "../..", "\0", "/etc"):
-        (newest.parent / "best").write_text(pointer)
+        (newest.parent / "final").write_text(pointer)
         assert checkpoint_of(fake.dir(0)) == newest
-    (newest.parent / "best").write_bytes(b"\xff")
+    (newest.parent / "final").write_bytes(b"\xff")
     assert checkpoint_of(fake.dir(0)) == newest
 
 

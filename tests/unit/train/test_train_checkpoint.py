@@ -167,9 +167,22 @@ def test_a_full_disk_is_told_plainly(store: CheckpointStore, error: Exception) -
 def test_one_of_another_cell_is_refused(store: CheckpointStore) -> None:
     save(store, 1)
     other = CheckpointStore(store.folder, {**OWNER, "cell": "d"})
-    with pytest.raises(CheckpointError, match="belongs to"):
+    with pytest.raises(CheckpointError, match="is of another cell"):
         other.load_latest()
     assert names(store) == {"step-1", "latest"}
+
+
+def test_who_asks_about_less_gets_it_all_the_same(store: CheckpointStore) -> None:
+    save(store, 1)
+    assert CheckpointStore(store.folder, {"cell": OWNER["cell"]}).find("latest").step == 1
+
+
+def test_the_final_one_is_what_the_result_is_of(store: CheckpointStore) -> None:
+    save(store, 1)
+    save(store, 2)
+    assert store.find("final").step == 2
+    store.mark("final", 1)
+    assert store.find("final").step == 1
 
 
 def test_the_same_step_again_replaces_it(store: CheckpointStore) -> None:
