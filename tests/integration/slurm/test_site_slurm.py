@@ -112,6 +112,24 @@ def test_what_fails_is_said_with_what_to_change(
     assert not left_over(slurm_cluster)
 
 
+def test_term_as_the_signal_and_a_requeue_that_is_refused(
+    hpcml: Hpcml, site: Path, slurm_cluster: SlurmCluster
+) -> None:
+    refuse = (
+        'scontrol() { if [ "$1" = requeue ]; then echo "Access denied" >&2; return 1; fi; '
+        'command scontrol "$@"; }'
+    )
+    hpcml.write(
+        "own.sh.j2",
+        '{% extends "slurm/job.sh.j2" %}\n{% block setup %}\n{{ super() }}\nulimit -c 0\n'
+        "{% endblock %}\n",
+    )
+    change(site, setup=[refuse], signal={"name": "TERM"}, template="own.sh.j2", container=None)
+    seen = lines(hpcml("site", "check", site, "-p", "debug", code=1).stdout)
+    assert seen["signal"].startswith("ok TERM")
+    assert seen["requeue"] == "FAIL Access denied; set slurm.coming_back: chain"
+
+
 def test_a_folder_that_the_nodes_do_not_see(
     hpcml: Hpcml, site: Path, slurm_cluster: SlurmCluster
 ) -> None:
