@@ -32,7 +32,6 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     watcher = watch(folder)
     watcher.ask()
     status = watcher.refresh()
-    trouble = watcher.trouble
     wanted = {find_cell(folder, cell)["index"] for cell in cells}
     chosen = [cell for cell in with_pending(folder, status) if not wanted or cell.index in wanted]
     open_cells = [
@@ -54,22 +53,9 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     # Waiting cells first, so that none of them takes the place of a stopped one.
     for cell in waiting + running:
         cancel_cell(folder, cell.id, running=cell.state == "running")
-    if trouble is None:
-        # Cancelled in their files before: one that begins in this moment ends at once.
-        trouble = _remove(watcher.unneeded(status, {cell.index for cell in waiting}))
-    if trouble:
+    # Cancelled in their files before: one that begins in this moment ends at once.
+    trouble = watcher.remove(status, {cell.index for cell in open_cells})
+    if trouble and waiting:
         click.echo(f"hpcml: {trouble}\nJobs that wait will end at once when they begin", err=True)
     if not open_cells and not wanted:
         click.echo(f"nothing to cancel in {folder.path}")
-
-
-def _remove(tasks: list[str]) -> str | None:
-    """Take waiting tasks out of Slurm's queue; returns what went wrong."""
-    from hpcml.launch.slurm.client import SlurmError, run
-
-    if tasks:
-        try:
-            run(["scancel", *tasks])
-        except SlurmError as error:
-            return str(error)
-    return None

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from hpcml.errors import UserError
+from hpcml.files import is_file, plain_errors
 from hpcml.launch.executor import Scheduler, ScriptExecutor
 from hpcml.launch.local import LocalScheduler
 from hpcml.launch.slurm.client import SlurmError
-from hpcml.launch.slurm.journal import of_slurm, read_journal, settled
+from hpcml.launch.slurm.journal import clusters, of_slurm, read_journal, settled
 from hpcml.launch.slurm.query import queue
 from hpcml.launch.slurm.scheduler import SlurmScheduler
 from hpcml.launch.slurm.states import SlurmWatcher
@@ -55,7 +56,7 @@ def renew_plan(plan: Plan, run: RunFolder) -> RunFolder:
     """
     if run.plan == plan.document():
         return run
-    with disk.plain_errors(f"write {run.plan_file}"):
+    with plain_errors(f"write {run.plan_file}"):
         text = json.dumps(plan.document(), indent=2, ensure_ascii=False) + "\n"
         disk.replace(run.plan_file, text.encode())
     return RunFolder.open(run.path)
@@ -64,7 +65,7 @@ def renew_plan(plan: Plan, run: RunFolder) -> RunFolder:
 def next_submission(plan: Plan) -> Submission:
     """What giving ``plan`` to the scheduler now would submit: every cell that is not done."""
     number, indices = 1, list(range(len(plan.cells)))
-    if (plan.folder / "plan.json").exists():
+    if is_file(plan.folder / "plan.json"):
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
         done = run.done()
@@ -105,7 +106,7 @@ def settle(run: RunFolder) -> list[int]:
     if not of_slurm(entries):
         return []
     try:
-        found = settled(run, entries, queue(getpass.getuser()))
+        found = settled(run, entries, queue(getpass.getuser(), clusters(run, entries)))
     except SlurmError as error:
         raise _unknown(str(error)) from None
     for entry in found:
@@ -186,14 +187,14 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
 
 def _prepare(submission: Submission, run: RunFolder) -> tuple[Submission, Path]:
     """Write what the tasks need: the code, the record of the submission, the script."""
-    with disk.plain_errors(f"copy the code to {run.code}"):
+    with plain_errors(f"copy the code to {run.code}"):
         run.code.mkdir(exist_ok=True)
         submission.snapshot.write(run.code)
     # The number is taken when the record is there: another command may have been faster.
     number = run.write_submission({"created": now(), **submission.record()})
     submission = replace(submission, number=number)
     script = run.scripts / f"{number:03}.sh"
-    with disk.plain_errors(f"write {script}"):
+    with plain_errors(f"write {script}"):
         disk.replace(script, render_script(submission).encode())
     return submission, script
 

@@ -33,8 +33,8 @@ class RunWatcher(Protocol):
     def going(self, status: Status) -> bool:
         """Whether something of the run is running or waiting, as far as is known."""
 
-    def unneeded(self, status: Status, cancelled: set[int]) -> list[str]:
-        """Tasks in the scheduler's queue that have nothing to do once cells are cancelled."""
+    def remove(self, status: Status, cancelled: set[int]) -> str | None:
+        """Take tasks out of the queue whose cells are cancelled; returns what went wrong."""
 
 
 class LocalWatcher:
@@ -61,9 +61,9 @@ class LocalWatcher:
         """Whether a command is at the cells, or some run without one."""
         return bool(status.in_state("running")) or _has_driver(self._run)
 
-    def unneeded(self, status: Status, cancelled: set[int]) -> list[str]:
-        """A local task ends by itself."""
-        return []
+    def remove(self, status: Status, cancelled: set[int]) -> str | None:
+        """There is no queue; a command that is at the cells looks into their files."""
+        return None
 
 
 def watch(run: RunFolder) -> RunWatcher:

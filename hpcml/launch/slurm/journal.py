@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcml.launch.slurm.query import Queue
-from hpcml.runs.disk import plain_errors
+from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines
 from hpcml.runs.folder import RunFolder
 
 Entry = dict[str, Any]
 
+_CLUSTERS = re.compile(r"^#SBATCH --clusters=(.*)$", re.MULTILINE)
 _TASK_LOG = re.compile(r"(\d+)\.(\d+)_\d+\.(?:out|err)")
 
 
@@ -50,6 +53,16 @@ def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[
             for cell in cells[first : first + pack]:
                 found.setdefault(cell, []).append(TaskId(job, index, number))
     return found
+
+
+def clusters(run: RunFolder, entries: Iterable[Entry]) -> set[str]:
+    """The clusters that scripts of the run name; empty where all went to this cluster."""
+    names: set[str] = set()
+    for number in {entry["submission"] for entry in entries if "link" in entry}:
+        with suppress(OSError):
+            for value in _CLUSTERS.findall((run.scripts / f"{number:03}.sh").read_text()):
+                names.update("".join(shlex.split(value)).split(","))
+    return names
 
 
 def settled(run: RunFolder, entries: Sequence[Entry], queue: Queue) -> list[Entry]:

@@ -62,18 +62,27 @@ class Queue:
             yield job, state
 
 
-def queue(user: str) -> Queue:
-    """Ask squeue, once, for the jobs of ``user``.
+def queue(user: str, clusters: Iterable[str] = ()) -> Queue:
+    """Ask squeue, once, for the jobs of ``user``, on this cluster or on those that are named.
 
     Raises:
         SlurmError: the controller gave no answer.
     """
-    text = run(["squeue", "--noheader", f"--user={user}", f"--format=%i{_BAR}%T{_BAR}%r{_BAR}%o"])
+    command = ["squeue", "--noheader", f"--user={user}", f"--format=%i{_BAR}%T{_BAR}%r{_BAR}%o"]
+    text = run(command + on(clusters))
     # Not splitlines(): a script's path may hold what Unicode takes for the end of a line.
     return Queue(text.split("\n"))
 
 
-def accounting(jobs: Iterable[int]) -> dict[tuple[int, int | None], str]:
+def on(clusters: Iterable[str]) -> list[str]:
+    """The option that sends a command of Slurm to other clusters than this one."""
+    names = sorted(set(clusters))
+    return [f"--clusters={','.join(names)}"] if names else []
+
+
+def accounting(
+    jobs: Iterable[int], clusters: Iterable[str] = ()
+) -> dict[tuple[int, int | None], str]:
     """Ask sacct, once, for the newest states of ``jobs`` and their tasks.
 
     A task that has not started has no record of its own and is left out.
@@ -89,6 +98,7 @@ def accounting(jobs: Iterable[int]) -> dict[tuple[int, int | None], str]:
             "--allocations",
             f"--jobs={','.join(map(str, sorted(set(jobs))))}",
             "--format=JobID,State",
+            *on(clusters),
         ]
     )
     states: dict[tuple[int, int | None], str] = {}

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpcml.launch.slurm.client import SlurmError
+from hpcml.launch.slurm.client import SlurmError, run
 from hpcml.launch.slurm.journal import (
     Entry,
     TaskId,
+    clusters,
     read_journal,
     settled,
     submitted_tasks,
 )
-from hpcml.launch.slurm.query import ENDED, RUNNING, JobState, Queue, accounting, queue
+from hpcml.launch.slurm.query import ENDED, RUNNING, JobState, Queue, accounting, on, queue
 from hpcml.launch.slurm.reasons import end_words, words
 from hpcml.launch.slurm.text import array_list, array_tasks
 from hpcml.runs.events import parse_time
@@ -38,10 +39,10 @@ class SlurmWatcher:
     ``trouble`` says what could not be asked, for the person who sees the states.
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.trouble: str | None = None
-        self._run = run
-        self._accounting = run.plan["site"]["slurm"]["accounting"]
+        self._run = folder
+        self._accounting = folder.plan["site"]["slurm"]["accounting"]
         self._entries: list[Entry] | None = None
         self._tasks: dict[int, list[TaskId]] = {}
         self._jobs: set[int] = set()
@@ -50,8 +51,9 @@ class SlurmWatcher:
         self._accounts: dict[tuple[int, int | None], str] | None = None
         self._asked = float("-inf")
         self._asked_time = 0.0
+        self._clusters: set[str] = set()
         self._untouched: dict[int, CellState] = {}
-        self._watcher = Watcher(run, self.alive)
+        self._watcher = Watcher(folder, self.alive)
 
     def ask(self, older: float = 0.0) -> None:
         """Ask squeue, once, unless it was asked less than ``older`` seconds ago."""
@@ -63,7 +65,8 @@ class SlurmWatcher:
         self.trouble = None
         self._accounts = None
         try:
-            self._queue = queue(self._user())
+            self._clusters = clusters(self._run, entries)
+            self._queue = queue(self._user(), self._clusters)
         except SlurmError as error:
             self._queue = None
             self.trouble = f"{error}; what is shown is from the run folder alone"
@@ -133,14 +136,30 @@ class SlurmWatcher:
         """The jobs submitted last for some cells: when they have succeeded, the cells are done."""
         return {self._tasks[index][0].job for index in cells}
 
-    def unneeded(self, status: Status, cancelled: Iterable[int]) -> list[str]:
-        """The waiting tasks of cancelled cells that have no other cell to run.
+    def remove(self, status: Status, cancelled: Iterable[int]) -> str | None:
+        """Take the waiting tasks of cancelled cells out of the queue, if no other cell needs them.
+
+        Args:
+            status: the states before the cells were cancelled.
+            cancelled: the cells.
 
         Returns:
-            Arguments for scancel: ``12_[0-5,9]`` for each array.
+            What went wrong, if anything.
         """
         if self._queue is None:
-            return []
+            return self.trouble
+        tasks = self._unneeded(status, cancelled)
+        if tasks:
+            try:
+                # Not with --state=PENDING, which would end the whole array.
+                run(["scancel", *on(self._clusters), *tasks])
+            except SlurmError as error:
+                return str(error)
+        return None
+
+    def _unneeded(self, status: Status, cancelled: Iterable[int]) -> list[str]:
+        """Arguments for scancel: ``12_[0-5,9]`` for each array."""
+        assert self._queue is not None
         chosen = set(cancelled)
         wanted: dict[TaskId, bool] = {}
         for index, tasks in self._tasks.items():
@@ -236,7 +255,7 @@ class SlurmWatcher:
         if not self._accounting:
             return {}
         try:
-            return accounting(jobs)
+            return accounting(jobs, self._clusters)
         except SlurmError as error:
             self.trouble = f"{error}; how jobs ended is not known"
             return {}

@@ -115,8 +115,10 @@ def test_scancel_ends_a_cell_for_good(login: LoginNode) -> None:
     assert attempts(login) == [2, 2, 2]
 
 
-def test_cancelled_cells_save_and_leave(login: LoginNode) -> None:
+@pytest.mark.parametrize("coming_back", ["requeue", "chain"])
+def test_cancelled_cells_save_and_leave(login: LoginNode, coming_back: str) -> None:
     """The running one by the stop file, the waiting ones in the queue; later all continue."""
+    login.site(coming_back=coming_back, links=3)
     recipe = descent(login, 0.2, array={"max_running": 1})
     login("sweep", recipe)
     wait_until(lambda: reached(login, 5, cells=1))

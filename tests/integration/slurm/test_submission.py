@@ -55,6 +55,20 @@ def test_a_banner_of_the_site_does_not_hide_the_job(login: LoginNode) -> None:
     assert login.cell_dirs()[0].joinpath("events.jsonl").read_text().count(f"{entry['job']}_0")
 
 
+def test_a_cluster_that_is_named(login: LoginNode) -> None:
+    """sbatch answers with the number and the cluster; all other questions go there, too."""
+    options = {"sbatch": {"clusters": "hpcml", "hold": True}}
+    recipe = login.recipe("federated", ["true"], [1, 2], slurm=options)
+    login("sweep", recipe)
+    (entry,) = login.journal()
+    assert entry["cluster"] == "hpcml"
+    assert "is held" in login.reasons()[1]
+    login("cancel", "federated", "1")
+    wait_until(lambda: login.queue() == ["PENDING"], 30)
+    login.cluster.run("scancel", *login.jobs())
+    wait_until(lambda: login.reasons() == ["its job was cancelled in Slurm", "cancelled"], 30)
+
+
 def test_no_number_fails_loudly_and_submits_nothing_twice(login: LoginNode) -> None:
     """The wrapper swallows the number: something may have been submitted."""
     login.wrap("sbatch", '"$REAL" "$@" > /dev/null\necho "Thank you for your job"\n')
