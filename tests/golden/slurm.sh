@@ -13,6 +13,8 @@
 #SBATCH --switches=1
 #SBATCH --contiguous
 #SBATCH --partition=gpu
+# What a job is not in, it cannot lose: the folder of the command may be missing on the node.
+#SBATCH --chdir='/srv/the runs/golden/01234567'
 #SBATCH --output='/srv/the runs/golden/01234567/tasks/001.%A_%a.out'
 #SBATCH --error='/srv/the runs/golden/01234567/tasks/001.%A_%a.err'
 # Rendered by hpcml. Do not edit: every submission renders its own.
