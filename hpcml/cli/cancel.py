@@ -52,7 +52,7 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
         click.echo(f"and {len(waiting) - _NAMED} more will not be started")
     # Waiting cells first, so that none of them takes the place of a stopped one.
     for cell in waiting + running:
-        cancel_cell(folder, cell.id, running=cell.state == "running")
+        cancel_cell(folder, cell.id)
     # Cancelled in their files before: one that begins in this moment ends at once.
     trouble = watcher.remove(status, {cell.index for cell in open_cells})
     if trouble and waiting:

@@ -107,7 +107,7 @@ class _Printer:
 
     def show(self, log: Log) -> int:
         """Print a log, or its end on a terminal; returns the offset up to which it is shown."""
-        from hpcml.runs.disk import plain_errors
+        from hpcml.files import plain_errors
         from hpcml.runs.logs import tail
 
         position = 0

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hpcml.errors import UserError
+from hpcml.files import plain_errors
 from hpcml.launch.local import LocalScheduler
-from hpcml.runs.disk import plain_errors
 from hpcml.runs.folder import RunFolder
 
 _POLL_SECONDS = 0.05

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from hpcml.runs.disk import append_line, plain_errors
+from hpcml.files import plain_errors
+from hpcml.runs.disk import append_line
 from hpcml.runs.folder import RunFolder, now
 
 
-def cancel_cell(run: RunFolder, cell_id: str, *, running: bool) -> None:
+def cancel_cell(run: RunFolder, cell_id: str) -> None:
     """Cancel one cell, until the next submission.
 
-    Args:
-        run: the run.
-        cell_id: the cell.
-        running: an attempt is alive, and is asked to save and leave.
+    An attempt that is alive, or begins in this moment, is asked to save and leave.
     """
     folder = run.cell_dir(cell_id)
     with plain_errors(f"write to {folder}"):
         folder.mkdir(exist_ok=True)
         # The event first: whoever sees the attempt end must find it.
         append_line(folder / "events.jsonl", {"time": now(), "event": "cancelled"})
-        if running:
-            (folder / "stop").touch()
+        (folder / "stop").touch()

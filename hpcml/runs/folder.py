@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
-from hpcml.runs.disk import append_line, dumps, flush_folder, plain_errors, replace, write_flushed
+from hpcml.files import expanded, flush_folder, is_file, plain_errors
+from hpcml.runs.disk import append_line, dumps, replace, write_flushed
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CREATING = ".creating-"
@@ -37,7 +38,7 @@ def now() -> str:
 
 def default_root() -> Path:
     """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here."""
-    return Path(os.environ.get("HPCML_RUNS") or "runs").absolute()
+    return expanded(os.environ.get("HPCML_RUNS") or "runs").absolute()
 
 
 class RunFolder:
@@ -161,7 +162,7 @@ class RunFolder:
                 half-made is left.
         """
         target = root.absolute() / name / run_id
-        if (target / "plan.json").exists():
+        if is_file(target / "plan.json"):
             return cls.open(target, digest=plan_json["digest"])
         with plain_errors(f"write the run folder {target}"), _new_folders(target.parent):
             _remove_abandoned(target.parent)
@@ -338,8 +339,8 @@ def _write_cells(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
 def _new_folders(path: Path) -> Iterator[None]:
     """Create a folder and its parents; after an error remove those that were created."""
     missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    path.mkdir(parents=True, exist_ok=True)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in missing:

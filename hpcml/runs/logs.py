@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcml.runs.disk import plain_errors
+from hpcml.files import plain_errors
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.liveness import Alive
 from hpcml.runs.status import CellState, Watcher

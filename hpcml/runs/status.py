@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcml.runs.disk import plain_errors
+from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines, last_values, numbers, parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.liveness import Alive, is_alive

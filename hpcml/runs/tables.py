@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcml.runs.disk import plain_errors
+from hpcml.files import plain_errors
 from hpcml.runs.results import Results
 
 _INT64 = range(-(2**63), 2**63)

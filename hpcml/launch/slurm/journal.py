@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from hpcml.launch.slurm.query import Queue
 from hpcml.files import plain_errors
+from hpcml.launch.slurm.query import Queue
 from hpcml.runs.events import JsonLines
 from hpcml.runs.folder import RunFolder
 

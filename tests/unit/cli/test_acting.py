@@ -31,7 +31,7 @@ class TestCancel:
             "cell 4 (learning_rate=0.005, seed=1): will not be started (pending)",
         ]
         assert (fake.dir(3) / "stop").exists()
-        assert not (fake.dir(4) / "stop").exists()
+        assert (fake.dir(4) / "stop").exists()
         assert events(fake, 3)[-1] == "cancelled"
         assert events(fake, 4) == ["cancelled"]
         assert events(fake, 0)[-1] == "ended"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hpcml.errors import UserError
-from hpcml.runs import folder as folder_module
 from hpcml.files import plain_errors
+from hpcml.runs import folder as folder_module
 from hpcml.runs.folder import RunFolder, default_root
 from runs.fakes import make_cells
 
@@ -85,6 +85,33 @@ def test_a_failing_disk_leaves_nothing(tmp_path: Path, code: int) -> None:
     with pytest.raises(UserError, match="cannot write the run folder"):
         create(tmp_path / "new" / "root", cells())
     assert everything_in(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def until_the_quota(path: str, *rest: Any, **more: Any) -> None:
+        if Path(path).name == "toy" and Path(path).parent.exists():
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        make(path, *rest, **more)
+
+    monkeypatch.setattr(os, "mkdir", until_the_quota)
+    with pytest.raises(UserError, match="quota"):
+        create(tmp_path / "new" / "root", make_cells(1))
+    monkeypatch.undo()
+    assert everything_in(tmp_path) == []
+
+
+def test_a_journal_that_is_cut_short_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path, make_cells(1))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+    with pytest.raises(UserError, match="the disk is full"):
+        run.journal("submitting")
 
 
 def test_a_mistake_in_the_cells_leaves_nothing(tmp_path: Path) -> None:

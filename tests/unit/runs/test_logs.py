@@ -108,7 +108,7 @@ def test_a_failed_cell_is_waited_for_as_long_as_a_retry_takes(
 
 def test_a_cancelled_cell_has_ended(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     Script(monkeypatch)
-    cancel_cell(fake.folder, "c00000", running=False)
+    cancel_cell(fake.folder, "c00000")
     assert followed(fake) == ["stopped"]
 
 

@@ -211,15 +211,16 @@ def test_attempts_follow_each_other(fake: FakeRun) -> None:
 
 class TestCancelled:
     def test_a_pending_cell(self, fake: FakeRun) -> None:
-        cancel_cell(fake.folder, "c00000", running=False)
+        cancel_cell(fake.folder, "c00000")
         cell = only(fake)
         assert (cell.state, cell.reason, cell.cancelled) == ("stopped", "cancelled", True)
-        assert not (fake.dir(0) / "stop").exists()
+        # An attempt that begins in this moment sees it.
+        assert (fake.dir(0) / "stop").exists()
 
     def test_a_running_cell(self, fake: FakeRun) -> None:
         fake.start(0)
         with fake.alive(0):
-            cancel_cell(fake.folder, "c00000", running=True)
+            cancel_cell(fake.folder, "c00000")
             assert only(fake).state == "running"
             assert "about to stop" in (only(fake).reason or "")
         assert (fake.dir(0) / "stop").exists()
@@ -228,12 +229,12 @@ class TestCancelled:
 
     def test_a_cell_that_was_done_first(self, fake: FakeRun) -> None:
         fake.start(0)
-        cancel_cell(fake.folder, "c00000", running=True)
+        cancel_cell(fake.folder, "c00000")
         fake.end(0, "done")
         assert only(fake).state == "done"
 
     def test_a_cell_that_a_new_command_started_again(self, fake: FakeRun) -> None:
-        cancel_cell(fake.folder, "c00000", running=False)
+        cancel_cell(fake.folder, "c00000")
         fake.start(0)
         fake.end(0, "stopped", reason="saved")
         assert (only(fake).cancelled, only(fake).reason) == (False, "saved")

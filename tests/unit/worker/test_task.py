@@ -305,7 +305,7 @@ def test_a_cancelled_cell_does_not_start(tmp_path: Path) -> None:
     from hpcml.runs.cancel import cancel_cell
 
     run = Run(tmp_path, ["print(1)"])
-    cancel_cell(run.folder, "cell0", running=False)
+    cancel_cell(run.folder, "cell0")
     assert run.run() == 1
     assert not run.events(kind="started")
 

@@ -1,0 +1,106 @@
+"""Looking at the filesystem, and flushing to it, with errors that a person understands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpcml.errors import UserError
+
+_WHAT_TO_DO = {
+    errno.ENOSPC: "the disk is full; free some space, or choose another place",
+    errno.EDQUOT: "your disk quota is used up; free some space, or choose another place",
+    errno.EROFS: "the filesystem is read-only; choose another place",
+    errno.EACCES: "you have no permission there; choose another place",
+    errno.EPERM: "the system does not permit it; choose another place",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another place",
+    errno.ENAMETOOLONG: "the path is too long; choose a shorter one",
+    errno.ENOLCK: "the filesystem has no locks; choose a place on another one",
+    errno.ENOSYS: "the filesystem has no locks; choose a place on another one",
+    errno.EOPNOTSUPP: "the filesystem cannot do that; choose a place on another one",
+}
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
+
+
+@contextmanager
+def plain_errors(doing: str) -> Iterator[None]:
+    """Turn an ``OSError`` into a :class:`UserError` that says what could not be done and why.
+
+    Args:
+        doing: the attempted work, as it reads after "cannot": ``write the run folder /scratch/r``.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        # Whoever reads our output has enough; that is no trouble of the disk.
+        raise
+    except OSError as error:
+        advice = _WHAT_TO_DO.get(error.errno or 0, error.strerror or str(error))
+        raise UserError(f"cannot {doing}: {advice}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file at ``path``.
+
+    Raises:
+        UserError: that cannot be found out, as in a folder without permission.
+    """
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def is_dir(path: Path) -> bool:
+    """Whether there is a folder at ``path``; raises like :func:`is_file`."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int | None:
+    with plain_errors(f"look at {path}"):
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:  # a NUL character
+            return None
+
+
+def expanded(text: str) -> Path:
+    """The path that a text with ``~`` and ``$VARIABLES`` means.
+
+    Raises:
+        UserError: a variable is not set.
+    """
+    names = [plain or braced for plain, braced in _VARIABLE.findall(text)]
+    missing = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"{text}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set in "
+            "this environment; export it before the command, or choose another place"
+        )
+    return Path(os.path.expandvars(text)).expanduser()
+
+
+def flush_file(path: Path) -> None:
+    """Flush a file's content to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(path: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Some network filesystems cannot flush a folder; the rename itself is still atomic there.
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
