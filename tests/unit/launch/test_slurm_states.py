@@ -1,0 +1,334 @@
+"""States of cells from the run folder and what Slurm said, without a Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs.fakes import FakeRun, make_cells
+
+from hpcml.launch.slurm import states
+from hpcml.launch.slurm.client import SlurmError
+from hpcml.launch.slurm.journal import read_journal, settled, submitted_tasks
+from hpcml.launch.slurm.query import Queue
+from hpcml.launch.slurm.states import SlurmWatcher
+from hpcml.launch.watch import LocalWatcher, follow, watch
+
+BAR = "\x1f"
+
+
+def stamp(seconds_ago: float) -> str:
+    moment = datetime.fromtimestamp(time.time() - seconds_ago, timezone.utc)
+    return moment.isoformat(timespec="milliseconds")
+
+
+class SlurmRun:
+    """A run on Slurm, and what its squeue and sacct would print."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, cells: int = 4) -> None:
+        self.fake = FakeRun(root, make_cells(cells))
+        self.folder = self.fake.folder
+        self.folder.plan["site"] = {"slurm": {"accounting": True}}
+        self.lines: list[str] | Exception = []
+        self.accounts: dict[tuple[int, int | None], str] = {}
+        self.questions: list[object] = []
+        monkeypatch.setattr(states, "queue", self._squeue)
+        monkeypatch.setattr(states, "accounting", self._sacct)
+
+    def _squeue(self, user: str, clusters: Any = ()) -> Queue:
+        self.questions.append("squeue")
+        if isinstance(self.lines, Exception):
+            raise self.lines
+        return Queue(self.lines)
+
+    def _sacct(self, jobs: set[int], clusters: Any = ()) -> dict[tuple[int, int | None], str]:
+        self.questions.append(sorted(jobs))
+        return self.accounts
+
+    def submit(self, *jobs: int, cells: Any = None, pack: int = 1, ago: float = 100) -> int:
+        """A submission, as one array for each link of a chain."""
+        ranges = cells or [[0, len(self.folder) - 1]]
+        record = {"created": stamp(ago), "cells": ranges, "pack": pack, "scheduler": "slurm"}
+        number = self.folder.write_submission(record)
+        tasks = -(-sum(last - first + 1 for first, last in ranges) // pack)
+        for link, job in enumerate(jobs):
+            what = {"submission": number, "part": 0, "link": link, "offset": 0, "tasks": tasks}
+            self.folder.journal("submitting", **what)
+            self.folder.journal("submitted", **what, job=job, cluster=None)
+        return number
+
+    def queue(self, *entries: str) -> None:
+        """Lines of squeue: ``12_[0-3] PENDING Resources``."""
+        self.lines = [BAR.join([*entry.split(" ", 2), "/x/001.sh 0"]) for entry in entries]
+
+    def start(self, index: int, job: int, task: int, ago: float = 50, attempt: int = 1) -> None:
+        job_id = f"{job}_{task}"
+        fields = {"submission": 1, "attempt": attempt, "host": "n1", "pid": 1, "job": job_id}
+        self.fake.append(
+            index,
+            "events.jsonl",
+            {"time": stamp(ago), "event": "started", **fields},
+        )
+
+    def end(self, index: int, cause: str, ago: float = 10, reason: str = "why") -> None:
+        fields = {"attempt": 1, "code": 1, "cause": cause, "reason": reason}
+        self.fake.append(index, "events.jsonl", {"time": stamp(ago), "event": "ended", **fields})
+
+    def look(self) -> SlurmWatcher:
+        watcher = SlurmWatcher(self.folder)
+        watcher.ask()
+        return watcher
+
+    def states(self) -> list[tuple[str, str | None]]:
+        cells = self.look().refresh().cells
+        return [(cells[i].state, cells[i].reason) for i in sorted(cells)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmRun:
+    return SlurmRun(tmp_path, monkeypatch)
+
+
+def test_waiting_cells_have_a_reason(run: SlurmRun) -> None:
+    run.submit(12)
+    run.queue("12_[2-3%1] PENDING JobArrayTaskLimit", "12_1 PENDING BeginTime", "12_0 RUNNING None")
+    run.start(0, 12, 0)
+    run.start(1, 12, 1)
+    run.end(1, "stopped", reason="saved at step 3")
+    found = run.states()
+    assert found[0][0] == "running"
+    assert found[1][0] == "pending"
+    assert found[1][1].startswith("saved at step 3; waits for its time")
+    assert (
+        found[2]
+        == found[3]
+        == (
+            "pending",
+            "waits for other cells, since array.max_running are running",
+        )
+    )
+    assert run.questions == ["squeue"]
+
+
+def test_a_list_that_squeue_shortened(run: SlurmRun) -> None:
+    run.submit(12)
+    run.queue("12_[0-1,...] PENDING Priority")
+    assert [state for state, _ in run.states()] == ["pending"] * 4
+
+
+def test_cells_that_left_the_queue(run: SlurmRun) -> None:
+    """One cancelled before it began, one killed, one that ended well, one unknown to sacct."""
+    run.submit(12)
+    run.accounts = {(12, 0): "CANCELLED", (12, 1): "OUT_OF_MEMORY", (12, 2): "COMPLETED"}
+    run.start(1, 12, 1)
+    run.folder.tasks.joinpath("001.12_1.err").write_text("x\nslurmstepd: oom-kill event\n")
+    run.start(2, 12, 2)
+    run.end(2, "done")
+    assert run.states() == [
+        ("lost", "its job was cancelled in Slurm"),
+        ("lost", "its job ran out of memory: slurmstepd: oom-kill event"),
+        ("done", None),
+        ("lost", "its job has left the queue"),
+    ]
+    assert run.questions == ["squeue", [12]]
+
+
+def test_without_accounting_sacct_is_not_asked(run: SlurmRun) -> None:
+    run.folder.plan["site"]["slurm"]["accounting"] = False
+    run.submit(12)
+    assert run.states() == [("lost", "its job has left the queue")] * 4
+    assert run.questions == ["squeue"]
+
+
+def test_no_answer_is_said_and_nothing_guessed(run: SlurmRun) -> None:
+    run.submit(12)
+    run.start(0, 12, 0)
+    run.lines = SlurmError("squeue: no controller")
+    watcher = run.look()
+    status = watcher.refresh()
+    assert status.counts() == {"running": 1, "pending": 3}
+    assert "not verifiable" in str(status.cells[0].reason)
+    assert "no controller" in str(watcher.trouble)
+    assert watcher.going(status)
+    assert "no controller" in str(watcher.remove(status, {1}))
+
+
+def test_a_cell_that_began_after_the_question_is_alive(run: SlurmRun) -> None:
+    run.submit(12)
+    run.queue("12_[0-3] PENDING Priority")
+    watcher = run.look()
+    run.start(0, 12, 0, ago=-1)
+    assert watcher.refresh().cells[0].state == "running"
+    run.start(1, 12, 1, ago=60)  # its node was lost, and Slurm has requeued it
+    assert watcher.refresh().cells[1].state == "pending"
+
+
+def test_a_job_of_another_kind_is_not_looked_for(run: SlurmRun) -> None:
+    """A cell that a command on another machine runs, not Slurm."""
+    run.submit(12, cells=[[1, 3]])
+    run.start(0, 4711, 0)
+    assert run.look().refresh().cells[0].state == "running"
+
+
+def test_links_of_a_chain_are_one(run: SlurmRun) -> None:
+    run.submit(12, 13, 14, cells=[[0, 1]])
+    run.queue("12_0 RUNNING None", "13_[0-1] PENDING Dependency", "14_[0-1] PENDING Dependency")
+    run.start(0, 12, 0)
+    assert run.states() == [("running", None), ("pending", "waits for the job before it")]
+
+
+def test_what_a_queued_task_will_run(run: SlurmRun) -> None:
+    """Cells that are done, failed or cancelled are free for another submission."""
+    run.submit(12, 13)
+    run.queue("12_[0-3] PENDING Priority", "13_[0-3] PENDING Dependency")
+    run.start(0, 12, 0)
+    run.end(0, "application")
+    run.fake.append(1, "events.jsonl", {"time": stamp(5), "event": "cancelled"})
+    run.start(2, 12, 2)
+    run.end(2, "stopped")
+    watcher = run.look()
+    assert watcher.taken(watcher.refresh()) == {2, 3}
+    assert watcher.in_queue() == {0, 1, 2, 3}
+
+
+def test_a_failed_cell_is_not_free_while_its_job_may_retry_it(run: SlurmRun) -> None:
+    run.submit(12)
+    run.queue("12_[0-3] RUNNING None")
+    for index, ago in ((0, 1), (1, 60)):
+        run.start(index, 12, index)
+        run.end(index, "application", ago=ago)
+    watcher = run.look()
+    assert watcher.taken(watcher.refresh()) == {0, 2, 3}
+
+
+def test_a_cell_submitted_after_it_was_cancelled_waits(run: SlurmRun) -> None:
+    run.submit(12)
+    run.fake.append(0, "events.jsonl", {"time": stamp(50), "event": "cancelled"})
+    run.fake.append(1, "events.jsonl", {"time": stamp(50), "event": "cancelled"})
+    run.submit(13, cells=[[0, 0]], ago=20)
+    run.queue("13_0 PENDING Priority")
+    found = run.states()
+    assert found[0] == ("pending", "waits for jobs of higher priority")
+    assert found[1] == ("stopped", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("pack", "cancelled", "removed"),
+    [
+        (1, {0, 1, 3}, ["12_[0-1,3]", "13_[0-1,3]"]),
+        (2, {0}, []),
+        (2, {0, 1}, ["12_[0]", "13_[0]"]),
+        (4, {0, 1, 2, 3}, ["12_[0]", "13_[0]"]),
+    ],
+)
+def test_tasks_are_removed_when_none_of_their_cells_needs_them(
+    run: SlurmRun,
+    monkeypatch: pytest.MonkeyPatch,
+    pack: int,
+    cancelled: set[int],
+    removed: list[str],
+) -> None:
+    run.submit(12, 13, pack=pack)
+    run.queue("12_[0-3] PENDING Priority", "13_[0-3] PENDING Dependency")
+    calls: list[list[str]] = []
+    monkeypatch.setattr(states, "run", lambda command: calls.append(command))
+    watcher = run.look()
+    assert watcher.remove(watcher.refresh(), cancelled) is None
+    assert calls == ([["scancel", *removed]] if removed else [])
+
+
+def test_slurm_is_asked_at_most_so_often(run: SlurmRun) -> None:
+    run.submit(12)
+    run.queue("12_[0-3] PENDING Priority")
+    watcher = SlurmWatcher(run.folder)
+    for _ in range(5):
+        watcher.ask(30)
+        watcher.refresh()
+    assert run.questions == ["squeue"]
+
+
+def test_a_run_is_followed_until_nothing_is_left(run: SlurmRun) -> None:
+    run.submit(12)
+    run.lines = SlurmError("squeue: no controller")
+    watcher = SlurmWatcher(run.folder)
+    said: list[str] = []
+
+    def show(status: Any) -> None:
+        run.queue()
+        watcher._asked = float("-inf")
+
+    status = follow(watcher, show, said.append)
+    assert [("no controller" in line) for line in said] == [True]
+    assert status.counts() == {"lost": 4}
+
+
+def test_who_looks_at_a_run(tmp_path: Path, run: SlurmRun) -> None:
+    local = FakeRun(tmp_path, make_cells(1), run_id="local")
+    local.folder.journal("submitted", submission=1, part=0, tasks=1)
+    assert isinstance(watch(local.folder), LocalWatcher)
+    run.submit(12)
+    assert isinstance(watch(run.folder), SlurmWatcher)
+
+
+class TestSettled:
+    """Calls of sbatch of which the journal does not say how they ended."""
+
+    @pytest.fixture
+    def cut_off(self, run: SlurmRun) -> Callable[[str], SlurmRun]:
+        def make(last: str) -> SlurmRun:
+            run.submit(11)
+            number = run.submit()
+            what = {"submission": number, "part": 0, "link": 0, "offset": 0, "tasks": 4}
+            run.folder.journal("submitting", **what)
+            if last != "submitting":
+                run.folder.journal(last, **what)
+            return run
+
+        return make
+
+    def found(self, run: SlurmRun, *jobs: int) -> list[tuple[str, int | None]]:
+        script = run.folder.scripts / "002.sh"
+        lines = [f"{job}_[0-3]{BAR}PENDING{BAR}None{BAR}{script} 0" for job in jobs]
+        lines.append(f"99_0{BAR}RUNNING{BAR}None{BAR}{run.folder.scripts}/001.sh 0")
+        entries = settled(run.folder, read_journal(run.folder), Queue(lines))
+        return [(entry["event"], entry.get("job")) for entry in entries]
+
+    @pytest.mark.parametrize("last", ["submitting", "unclear"])
+    def test_its_job_is_in_the_queue(self, cut_off: Callable[[str], SlurmRun], last: str) -> None:
+        run = cut_off(last)
+        assert self.found(run, 12) == [("submitted", 12)]
+
+    def test_its_job_has_left_output(self, cut_off: Callable[[str], SlurmRun]) -> None:
+        run = cut_off("submitting")
+        run.folder.tasks.joinpath("002.13_3.out").touch()
+        run.folder.tasks.joinpath("001.14_3.out").touch()
+        assert self.found(run) == [("submitted", 13)]
+
+    def test_there_is_none(self, cut_off: Callable[[str], SlurmRun]) -> None:
+        run = cut_off("submitting")
+        assert self.found(run) == [("vanished", None)]
+
+    @pytest.mark.parametrize("last", ["refused", "vanished"])
+    def test_what_is_known_is_not_looked_for(
+        self, cut_off: Callable[[str], SlurmRun], last: str
+    ) -> None:
+        assert self.found(cut_off(last), 12) == []
+
+
+def test_tasks_of_packed_cells_in_several_arrays(run: SlurmRun) -> None:
+    """Five cells of which the middle one is not submitted, two in a task, one task in an array."""
+    record = {"created": stamp(1), "cells": [[0, 1], [3, 3]], "pack": 2}
+    number = run.folder.write_submission(record)
+    for part, job in enumerate((21, 22)):
+        what = {"submission": number, "part": part, "link": 0, "offset": part, "tasks": 1}
+        run.folder.journal("submitted", **what, job=job, cluster=None)
+    found = submitted_tasks(run.folder, read_journal(run.folder))
+    assert {cell: tasks[0][:2] for cell, tasks in found.items()} == {
+        0: (21, 0),
+        1: (21, 0),
+        3: (22, 0),
+    }
