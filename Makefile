@@ -1,6 +1,8 @@
 # make demo   the main job on this machine: a small sweep, from a clean clone
 # make test   all checks and tests
 # make bench  the benchmark table of docs/benchmarks.md
+# make slurm  a Slurm cluster of eight invented nodes on this machine (root, Debian), for the site
+#             devcluster; make slurm-stop ends it
 # Each makes its own virtual environment in .venv first.
 
 PYTHON ?= python3
@@ -11,11 +13,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench slurm slurm-stop clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -6
 
 .venv/python:
 	@echo "== making the virtual environment .venv"
@@ -60,6 +62,13 @@ docs: .venv/test
 
 bench: .venv/test
 	@$(BIN)/python tests/bench.py
+
+slurm:
+	@tests/cluster/slurm install
+	@tests/cluster/slurm start
+
+slurm-stop:
+	@tests/cluster/slurm stop
 
 clean:
 	rm -rf .venv build dist *.egg-info
