@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -91,3 +93,35 @@ def kill_everything_of(process: subprocess.Popen[str]) -> None:
     """SIGKILL the command alone: what it started has to notice."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def of_folder(folder: Path, word: str) -> list[int]:
+    """Processes with ``word`` in their command line that belong to a run in ``folder``."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace")
+            environment = Path("/proc", name, "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in command and str(folder) in command + environment:
+            found.append(int(name))
+    return found
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def write_texts(folder: Path) -> str:
+    """A small corpus of sentences, the same each time; the pattern of its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chooser = random.Random(7)
+    words = ("the", "red", "old", "cat", "dog", "house", "river", "sees", "finds", "and", "while")
+    for number in range(60):
+        lines = (" ".join(chooser.choices(words, k=9)) for _ in range(40))
+        (folder / f"text{number:02}.txt").write_text(".\n".join(lines))
+    return str(folder / "*.txt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Hpcml, wait_until
+from tests.conftest import Hpcml, kill, of_folder, wait_until
 
 # A deterministic "training" of 60 steps that saves every 10 and when it is asked to.
 TRAIN = """
@@ -146,27 +145,6 @@ def test_killed_at_random_moments_it_ends_the_same(hpcml: Hpcml, tmp_path: Path)
         sweep.communicate()
     hpcml("sweep", recipe)
     assert losses(hpcml) == losses(calm)
-
-
-def of_folder(folder: Path, word: str) -> list[int]:
-    """Processes with ``word`` in their command line that belong to a run in ``folder``."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace")
-            environment = Path("/proc", name, "environ").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if word in command and str(folder) in command + environment:
-            found.append(int(name))
-    return found
-
-
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_time_limit_makes_segments(hpcml: Hpcml) -> None:

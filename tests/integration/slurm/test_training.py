@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPOSITORY, Hpcml
+from tests.conftest import REPOSITORY, Hpcml, write_texts
 from tests.integration.slurm.conftest import SITE, LoginNode
 
 pytest.importorskip("torch", reason="the engine torch is not installed")
@@ -26,16 +26,15 @@ TINY = {
     "save_steps": 10,
     "logging_steps": 5,
 }
-TEXTS = str(REPOSITORY / "hpcml" / "worker" / "*.py")
 
 
-def lr_sweep(**keys: Any) -> dict[str, Any]:
+def lr_sweep(texts: str, **keys: Any) -> dict[str, Any]:
     return {
         "name": "lr_sweep",
         "kind": "train",
         "params": TINY,
         "sweep": {"grid": {"learning_rate": [1e-3, 1e-2], "seed": [0, 1]}},
-        "train": {"data": {"files": [TEXTS]}},
+        "train": {"data": {"files": [texts]}},
         "resources": {"time": "10m"},
         "array": {"max_running": 2},
         **keys,
@@ -56,8 +55,9 @@ def losses(runs: Path) -> dict[str, list[tuple[Any, ...]]]:
 def test_a_sweep_in_a_container_gives_what_this_machine_gives(
     login: LoginNode, apptainer: Path, tmp_path: Path
 ) -> None:
+    texts = write_texts(tmp_path / "texts")
     here = Hpcml(tmp_path / "here")
-    here("sweep", here.write("recipe.yaml", yaml.safe_dump(lr_sweep())), "--site", "local")
+    here("sweep", here.write("recipe.yaml", yaml.safe_dump(lr_sweep(texts))), "--site", "local")
     # The image has no torch: it gets this Python with all that is installed for it.
     folders = sorted({sys.prefix, sys.base_prefix, str(REPOSITORY)} - {"/usr"})
     container = {
@@ -67,7 +67,7 @@ def test_a_sweep_in_a_container_gives_what_this_machine_gives(
     }
     site = {**SITE, "container": {"runtime": "apptainer"}}
     login.write("site_configs/cluster.yaml", yaml.safe_dump(site))
-    recipe = login.write("recipe.yaml", yaml.safe_dump(lr_sweep(container=container)))
+    recipe = login.write("recipe.yaml", yaml.safe_dump(lr_sweep(texts, container=container)))
     login("sweep", recipe, "--wait")
     assert len(login.jobs()) == 1
     assert losses(login.folder / "runs") == losses(here.folder / "runs")
@@ -75,7 +75,7 @@ def test_a_sweep_in_a_container_gives_what_this_machine_gives(
 
 def test_three_stages_with_one_command(login: LoginNode) -> None:
     """A sweep, its best cell trained longer, and the export: jobs that wait for each other."""
-    data = {"data": {"files": [TEXTS]}}
+    data = {"data": {"files": [write_texts(login.folder / "texts")]}}
     longer = {name: TINY[name] for name in ("max_length", "max_steps", "save_steps")}
     recipe = {
         "name": "study",
