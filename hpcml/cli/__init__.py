@@ -20,7 +20,7 @@ _COMMANDS = {
     "logs": "Show what a cell printed.",
     "cancel": "Ask running cells to save and leave.",
     "export": "Write the model that a cell trained as a folder.",
-    "site": "List, show and check the places where jobs can run.",
+    "site": "List, show, check and detect the places where jobs can run.",
     "schema": "Print the JSON Schema of recipes or sites.",
 }
 
