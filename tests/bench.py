@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -224,14 +225,80 @@ def loading(folder: Path) -> Iterator[Row]:
     yield Row("loading tokens, one core", f"{speed / 1e6:.0f} million/s", "above 5 million/s")
 
 
+SUBMITIT = """
+import sys
+import submitit
+
+executor = submitit.SlurmExecutor(folder="submitit")
+executor.update_parameters(
+    time=1, array_parallelism=50, job_name="hpcml-bench", additional_parameters={"hold": True}
+)
+cells = list(range(int(sys.argv[1])))
+for first in range(0, len(cells), 1000):
+    executor.map_array(print, cells[first:first + 1000])
+"""
+
+SLURM_SITE = """
+name: bench
+scheduler: slurm
+slurm: {max_array_size: 1001, options: {sbatch: {hold: true}}}
+"""
+
+
+def slurm(folder: Path) -> Iterator[Row]:
+    """Submitting to a Slurm, against submitit's own executor; the jobs are held and removed."""
+    # A folder of its own: what lies beside the recipe is copied for the run.
+    recipe, other = folder / "held", folder / "submitit"
+    recipe.mkdir()
+    other.mkdir()
+    (recipe / "site.yaml").write_text(SLURM_SITE)
+    sweep = [PYTHON, "-m", "hpcml", "sweep", "held.yaml", "--site", "site.yaml", "--root"]
+    roots = itertools.count()
+
+    def remove() -> None:
+        subprocess.run(["scancel", "--name=hpcml-bench"], check=True)
+
+    def mine() -> float:
+        taken = seconds([*sweep, str(folder / f"root{next(roots)}")], recipe)
+        remove()
+        return taken
+
+    def theirs() -> float:
+        taken = seconds([PYTHON, "-c", SUBMITIT, str(cells)], other)
+        remove()
+        return taken
+
+    for cells, rounds, wanted in ((1000, 5, "below 1 s"), (10_000, 3, "")):
+        (recipe / "held.yaml").write_text(
+            "name: hpcml-bench\nkind: command\nresources: {time: 1m}\narray: {max_running: 50}\n"
+            f"sweep: {{grid: {{n: {list(range(cells))}}}}}\n"
+            'command: {run: [echo, "{{ params.n }}"]}\n'
+        )
+        own, bare, ratio = paired(mine, theirs, rounds)
+        yield Row(
+            f"submitting {cells:,} cells to Slurm, against submitit's `map_array`",
+            f"{own:.2f} s, {bare:.2f} s: {ratio:.2f}x",
+            wanted or "at most 1x",
+        )
+    root = str(folder / "queued")
+    seconds([*sweep, root], recipe)
+    status = [PYTHON, "-m", "hpcml", "status", "--root", root]
+    taken = statistics.median(seconds(status, folder) for _ in range(5))
+    remove()
+    yield Row("`status` of 10,000 cells queued in Slurm", f"{taken:.2f} s", "below 2 s")
+
+
 def main() -> None:
     """Run everything and print the table."""
     print(
         f"{datetime.now(timezone.utc):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}\n\n| what | measured | wanted |\n|---|---|---|"
     )
+    parts: list[Callable[[Path], Iterator[Row]]] = [command_line, overhead, training, loading]
+    if shutil.which("sinfo") and not subprocess.run(["sinfo"], capture_output=True).returncode:
+        parts.append(slurm)
     with tempfile.TemporaryDirectory(prefix="hpcml-bench-") as name:
-        for part in (command_line, overhead, training, loading):
+        for part in parts:
             for row in part(Path(name)):
                 print(f"| {row.what} | {row.measured} | {row.wanted} |", flush=True)
 
