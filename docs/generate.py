@@ -116,7 +116,24 @@ most 1,000,000 cells.
 
 The id of a cell depends on what decides its result (kind, parameters, and what is run), and not on
 the order of keys, on the other cells, or on `name`, `description`, `resources`, `array`,
-`checkpoint` and `retry`. So a sweep may grow, or get more time: cells that are done stay done.
+`checkpoint` and `retry`. A run is a set of cells: the same command again finds it, also with more
+time or other resources, and the cells that are done stay done. Other cells, such as those of a grid
+with one value more, are another run with a folder of its own, which runs all of its cells.
+
+## Running cells anew
+
+Cells that are done stay done even when your code has changed since; the preview says so. To run
+them anew, remove the run folder that `hpcml status` prints, or give another place by `--root`.
+
+## What a program finds
+
+Its arguments, the recipe's `env`, and the variables named in docs/design.md, such as
+`$HPCML_CELL_DIR`, a folder that stays. It starts from a copy of your project. hpcml sets
+`PYTHONNOUSERSITE=1`, so that packages in `~/.local` do not hide those of the environment; install
+what is needed into the environment. `$TMPDIR` and the caches (`XDG_CACHE_HOME`, and those of Triton
+and of torch's compiler) are folders of the attempt, removed when it ends, so that cells never
+share a half-written file. A cache that is worth keeping gets a place by its own variable, such as
+`env: {HF_HOME: /scratch/me/huggingface}` for models and data of Hugging Face.
 
 ## Keys
 """
@@ -212,7 +229,7 @@ def _value(field: dict[str, Any]) -> str:
         return "time" if "integer" in kind else "size"
     words = WORDS.get(kind, "value")
     limits = [
-        f"{sign} {field[limit]:g}"
+        f"{sign} {field[limit]:,}"
         for limit, sign in (
             ("minimum", "≥"),
             ("exclusiveMinimum", ">"),

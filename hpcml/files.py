@@ -70,8 +70,12 @@ def _mode(path: Path) -> int | None:
             return None
 
 
-def expanded(text: str) -> Path:
+def expanded(text: str, origin: str) -> Path:
     """The path that a text with ``~`` and ``$VARIABLES`` means.
+
+    Args:
+        text: the text.
+        origin: where it was given, for the message.
 
     Raises:
         UserError: a variable is not set.
@@ -80,8 +84,8 @@ def expanded(text: str) -> Path:
     missing = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
     if missing:
         raise UserError(
-            f"{text}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set in "
-            "this environment; export it before the command, or choose another place"
+            f"{origin}: {text}: {missing[0]} is not set in this environment; export it before the "
+            "command, or choose another place"
         )
     return Path(os.path.expandvars(text)).expanduser()
 

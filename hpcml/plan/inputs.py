@@ -20,6 +20,8 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
         UserError: one is missing; the message names its key.
     """
     problems = Problems(loaded.document)
+    if loaded.recipe.command is not None:
+        _check_directory(loaded, site, problems)
     if loaded.recipe.command is not None and loaded.recipe.container is None:
         _check_program(loaded.recipe.command.run[0], site, problems)
     if loaded.recipe.train is not None:
@@ -29,6 +31,19 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
         for payload in _distinct(cells if varies else cells[:1]):
             _check_training(payload, problems)
     problems.raise_any()
+
+
+def _check_directory(loaded: LoadedRecipe, site: Site, problems: Problems) -> None:
+    command = loaded.recipe.command
+    assert command is not None
+    directory = command.directory
+    if directory is None or "{{" in directory:
+        return
+    # An absolute one is of the place where cells run, which may be an image or another machine.
+    if os.path.isabs(directory) and (site.scheduler != "local" or loaded.recipe.container):
+        return
+    if not os.path.isdir(loaded.folder / directory):
+        problems.add(("command", "directory"), f"there is no folder {loaded.folder / directory}")
 
 
 def _check_program(program: str, site: Site, problems: Problems) -> None:

@@ -8,6 +8,7 @@ special in a text; everything else in it, and every value that is put in, stays 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -183,7 +184,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"**", "*", "%"})
 
     def __init__(self) -> None:
-        super().__init__(undefined=_Undefined)
+        # Not optimized: what the optimizer computes becomes code by its repr, and that of infinity
+        # is none.
+        super().__init__(undefined=_Undefined, optimized=False)
         self.globals.clear()
         self.filters = {name: self.filters[name] for name in _FILTERS}
         self.filters["json"] = _encode
@@ -276,6 +279,8 @@ def _lookup(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
 def _check(tree: nodes.Template, shown: str) -> None:
     """Refuse what an expression can't have; such things would fail only when a cell needs them."""
     for node in _walk(tree):
+        if isinstance(node, nodes.Const) and _endless(node.value):
+            raise ExpressionError(f"{shown!r}: a number in it is too large")
         if isinstance(node, nodes.Call):
             raise ExpressionError(
                 f"{shown!r}: nothing can be called in a recipe; use a filter, such as | upper"
@@ -290,6 +295,10 @@ def _check(tree: nodes.Template, shown: str) -> None:
                 f"{shown!r}: {node.name!r} is not known; write params.{node.name} for a "
                 "parameter, and quotes around text"
             )
+
+
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _names(expression: str) -> frozenset[str] | None:

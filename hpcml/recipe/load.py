@@ -48,8 +48,8 @@ class LoadedRecipe:
 
     @property
     def folder(self) -> Path:
-        """The absolute folder of the file, which relative paths in the recipe start from."""
-        return Path(os.path.abspath(self.document.path)).parent
+        """The folder that relative paths in the recipe start from: the file's, not a link's."""
+        return Path(os.path.realpath(self.document.path)).parent
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> LoadedRecipe:

@@ -66,8 +66,12 @@ def _exclusion(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
-Budget = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+# More than the largest machines have: a slip, which would only be noticed much later.
+_MOST = 10_000_000
+Count = Annotated[int, Field(ge=1, le=_MOST), BeforeValidator(_whole)]
+Budget = Annotated[int, Field(ge=0, le=_MOST), BeforeValidator(_whole)]
+Samples = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Seed = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Text = Annotated[str, Field(min_length=1)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 Values = Annotated[list[Any], Field(min_length=1)]
@@ -89,8 +93,8 @@ Point = Annotated[dict[str, Any], Field(min_length=1)]
 class RandomSweep(Block):
     """Parameters that are drawn at random."""
 
-    samples: Count = Field(description="How many samples to draw.")
-    seed: Budget = Field(
+    samples: Samples = Field(description="How many samples to draw.")
+    seed: Seed = Field(
         default=0, description="The same seed always draws the same samples; more begin the same."
     )
     params: dict[str, dict[str, Any]] = Field(

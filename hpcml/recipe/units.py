@@ -19,6 +19,9 @@ _DURATION_FORMS = (
 )
 _MEMORY_FORMS = "a number and a unit, such as 512M, 4G, 1.5T (powers of 1024, as in Slurm)"
 _MAX_LENGTH = 40
+_DAY = 24 * 3600
+_MAX_DAYS = 100_000
+_MAX_MEMORY = 1024**6
 
 
 def parse_duration(value: int | str) -> int:
@@ -29,8 +32,16 @@ def parse_duration(value: int | str) -> int:
     used instead.
 
     Raises:
-        ValueError: the value is none of these; the message lists the forms.
+        ValueError: the value is none of these, and the message lists the forms; or it is so long
+            that it must be a slip.
     """
+    seconds = _seconds(value)
+    if seconds > _MAX_DAYS * _DAY:
+        raise ValueError(f"{value!r} is more than {_MAX_DAYS:,} days")
+    return seconds
+
+
+def _seconds(value: int | str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value * 60
     if not isinstance(value, str):
@@ -43,8 +54,8 @@ def parse_duration(value: int | str) -> int:
                 return first * 3600 + second * 60 + third
             return first * 60 + second
         if match := _DAYS.fullmatch(text) or _UNITS.fullmatch(text):
-            days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-            return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+            days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60 + rest
     raise ValueError(f"{value!r} is not a length of time; write {_DURATION_FORMS}")
 
 
@@ -70,7 +81,10 @@ def parse_memory(value: int | str) -> int:
     if match is None:
         raise ValueError(f"{value!r} is not a size; write {_MEMORY_FORMS}")
     power = " KMGTP".index(match[2].upper()) if match[2] else 0
-    return int(Fraction(match[1]) * 1024**power)
+    size = int(Fraction(match[1]) * 1024**power)
+    if size > _MAX_MEMORY:
+        raise ValueError(f"{value!r} is more than {format_memory(_MAX_MEMORY)}")
+    return size
 
 
 def format_memory(size: int) -> str:

@@ -49,6 +49,7 @@ def blocks(model: type[Block], prefix: str = "") -> Iterator[tuple[str, type[Blo
 _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than_equal": lambda context: f"at least {context['ge']}",
     "greater_than": lambda context: f"more than {context['gt']}",
+    "less_than_equal": lambda context: f"at most {context['le']:,}",
     "less_than": lambda context: f"less than {context['lt']}",
     "too_short": lambda context: "at least one entry",
     "string_too_short": lambda context: "a text that is not empty",

@@ -125,6 +125,8 @@ class Document:
         for setting in settings:
             key, separator, text = setting.partition("=")
             key = key.strip()
+            if not _is_unicode(setting):
+                raise UserError(f"--set {key}: this is not UTF-8; is the terminal set to UTF-8?")
             if not separator or not key or not all(key.split(".")):
                 raise UserError(
                     f"--set {setting}: this is not a setting; write key=value with the key in "
@@ -311,6 +313,11 @@ class _Construction:
                 )
             # Keys are text as they are written, so that `on`, `1` and `null` are names.
             key = _text(key_node)
+            if not key.isprintable():
+                raise UserError(
+                    f"{_place(key_node.start_mark)}: the key {key!r} has a character that cannot "
+                    "be shown"
+                )
             if key == "<<" and not key_node.style:
                 raise UserError(
                     f"{_place(key_node.start_mark)}: merge keys (<<) are not part of YAML 1.2; "
@@ -351,16 +358,20 @@ def _scalar(node: ScalarNode) -> Any:
 
 def _text(node: ScalarNode) -> str:
     text = str(node.value)
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(
-                f"{_place(node.start_mark)}: the text is not valid Unicode; use UTF-8"
-            ) from None
+    if not _is_unicode(text):
+        raise UserError(f"{_place(node.start_mark)}: the text is not valid Unicode; use UTF-8")
     if "\0" in text:
         raise UserError(f"{_place(node.start_mark)}: a NUL character can't be passed to a program")
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has a UTF-8 form, which lone surrogates have not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tag_error(node: Node) -> UserError:

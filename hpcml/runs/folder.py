@@ -38,7 +38,7 @@ def now() -> str:
 
 def default_root() -> Path:
     """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here."""
-    return expanded(os.environ.get("HPCML_RUNS") or "runs").absolute()
+    return expanded(os.environ.get("HPCML_RUNS") or "runs", "$HPCML_RUNS").absolute()
 
 
 class RunFolder:

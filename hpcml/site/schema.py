@@ -67,7 +67,7 @@ class Slurm(Block):
         description="How a job that saved gets its next segment: `requeue`, it requeues itself, or "
         "`chain`, where users may not: the jobs that follow are submitted with the first one.",
     )
-    links: Annotated[int, Field(ge=1)] = Field(
+    links: Annotated[int, Field(ge=1, le=1000)] = Field(
         10, description="Jobs of a chain; those that are not needed end at once."
     )
     accounting: bool = Field(

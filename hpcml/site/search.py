@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcml import resources
 from hpcml.errors import UserError
+from hpcml.files import is_file
 from hpcml.recipe.problems import Problems, did_you_mean
 from hpcml.recipe.validation import checked
 from hpcml.recipe.yaml import load_yaml
@@ -116,6 +117,9 @@ def _with_template(site: Site, folder: Path, problems: Problems) -> Site:
     if site.template is None:
         return site
     template = folder / site.template
-    if not template.is_file():
-        problems.add(("template",), f"there is no file {template}")
+    try:
+        if not is_file(template):
+            problems.add(("template",), f"there is no file {template}")
+    except UserError as error:
+        problems.add(("template",), str(error))
     return site.model_copy(update={"template": str(template)})

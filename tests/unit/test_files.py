@@ -46,8 +46,8 @@ def test_variables_in_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/fast/$5")
     monkeypatch.delenv("ABSENT", raising=False)
     monkeypatch.setenv("HOME", "/home/me")
-    assert expanded("~/runs") == Path("/home/me/runs")
-    assert expanded("$SCRATCH/${SCRATCH}/a$") == Path("/fast/$5//fast/$5/a$")
+    assert expanded("~/runs", "here") == Path("/home/me/runs")
+    assert expanded("$SCRATCH/${SCRATCH}/a$", "here") == Path("/fast/$5//fast/$5/a$")
     for text in ("$ABSENT/runs", "${ABSENT}/runs", "$SCRATCH/$ABSENT"):
-        with pytest.raises(UserError, match=r"\$ABSENT is not set"):
-            expanded(text)
+        with pytest.raises(UserError, match=r"^here: .*: \$ABSENT is not set"):
+            expanded(text, "here")

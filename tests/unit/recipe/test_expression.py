@@ -153,6 +153,24 @@ def test_what_is_no_expression(text: str, part: str) -> None:
     assert part in failure(text, n=3, t="a")
 
 
+@pytest.mark.parametrize("text", ["{{ 1e400 }}", "{{ -1e400 }}", "{{ [1, 1e999][0] }}"])
+def test_a_number_that_is_too_large(text: str) -> None:
+    assert "too large" in failure(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("{{ 1e308 + 1e308 }}", "inf"),
+        ("{{ 1e308 + 1e308 - 1e308 }}", "inf"),
+        ("{{ 'nan' | float }}", "nan"),
+        ("{{ 'inf' | float > 1 }}", "true"),
+    ],
+)
+def test_a_result_that_is_endless_is_text(text: str, result: str) -> None:
+    assert render(text) == result
+
+
 def holds(text: str, **params: Any) -> bool:
     return Condition(text).holds({"params": Parameters(params)})
 

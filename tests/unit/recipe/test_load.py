@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from hpcml.recipe import Recipe, json_schema
+from hpcml.recipe import Recipe, json_schema, load_recipe
 
 from .writing import COMMAND, TRAIN, Recipes
 
@@ -201,3 +201,30 @@ def test_importing_is_light() -> None:
         [sys.executable, "-c", code], cwd=path, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "resources.nodes",
+        "resources.cpus",
+        "resources.gpus",
+        "resources.processes",
+        "array.pack",
+        "array.max_running",
+        "checkpoint.keep",
+        "retry.oom",
+    ],
+)
+def test_a_count_that_must_be_a_slip(recipes: Recipes, key: str) -> None:
+    assert "must be at most 10,000,000, not 9999" in recipes.error(COMMAND, f"{key}={'9' * 20}")
+
+
+def test_a_linked_recipe_is_where_its_file_is(recipes: Recipes, tmp_path: Path) -> None:
+    recipes.load(COMMAND)
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.yaml"
+    link.symlink_to("../recipe.yaml")
+    loaded = load_recipe(link)
+    assert loaded.folder == recipes.folder
+    assert loaded.path == link

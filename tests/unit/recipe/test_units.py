@@ -50,6 +50,19 @@ def test_what_is_no_time(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 20 + "d", "9" * 20, 10**15, "100001-0", "2400000:00:01"])
+def test_times_that_must_be_a_slip(text: int | str) -> None:
+    with pytest.raises(ValueError, match="more than 100,000 days"):
+        parse_duration(text)
+    assert parse_duration("100000-0") == 100_000 * 86400
+
+
+@pytest.mark.parametrize("text", ["1025P", "9" * 30 + "T"])
+def test_sizes_that_must_be_a_slip(text: str) -> None:
+    with pytest.raises(ValueError, match="more than 1024P"):
+        parse_memory(text)
+
+
 @pytest.mark.parametrize("value", [True, -1, 1.5, None, [1]])
 def test_values_that_are_no_time(value: object) -> None:
     with pytest.raises(ValueError, match="length of time"):

@@ -227,3 +227,22 @@ def test_settings_below_a_value(tmp_path: Path) -> None:
         read(tmp_path, "a: [1]\n").override(["a.5=1"])
     with pytest.raises(UserError, match=r"--set a: .*!!python"):
         read(tmp_path, "a: [1]\n").override(["a=[!!python/name:os.system x]"])
+
+
+@pytest.mark.parametrize("setting", ["a=x\udcff", "a=[1, '\udcff']", "\udcff=1", "a.\ud800=1"])
+def test_a_setting_that_is_not_utf8(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UserError, match="not UTF-8"):
+        read(tmp_path, "z: 0\n").override([setting])
+
+
+@pytest.mark.parametrize("key", ['"\\e[31m"', '"a\\nb"', '"\\u202e"', '"\\x07"'])
+def test_a_key_can_be_shown(tmp_path: Path, key: str) -> None:
+    for text in (f"{key}: 1\n", f"params: {{{key}: 1}}\n", f"a: [{{{key}: 1}}]\n"):
+        found = message(tmp_path, text)
+        assert "cannot be shown" in found
+        assert found.isprintable()
+
+
+def test_a_key_of_a_setting_can_be_shown(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be shown"):
+        read(tmp_path, "z: 0\n").override(["a.\x1b[31m=1"])

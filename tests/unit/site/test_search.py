@@ -77,3 +77,9 @@ def test_a_wrong_site_says_where_and_what(place: Path, text: str, said: list[str
     with pytest.raises(UserError) as error:
         load_site(path)
     assert all(part in str(error.value) for part in said), str(error.value)
+
+
+def test_a_template_that_cannot_be_looked_at(place: Path) -> None:
+    path = write(place / "site_configs", "mine", f"template: {'x' * 300}\n")
+    with pytest.raises(UserError, match=r"mine.yaml:3: template: .*too long"):
+        load_site(path)

@@ -42,6 +42,8 @@ def test_the_examples_choose_the_partition_that_has_what_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
+    monkeypatch.setenv("USER", "somebody")
+    monkeypatch.delenv("HPCML_RUNS", raising=False)
     recipe = tmp_path / "recipe.yaml"
     for site, resources_, partition in (
         ("apptainer_cluster", "{gpus: 4, cpus: 4, time: 1d}", "h100"),
