@@ -5,21 +5,26 @@ Cells run from the copy, so that editing a file does not change what is still in
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import hpcml
 from hpcml.errors import UserError
+from hpcml.files import flush_file, flush_folder
 from hpcml.recipe.units import format_memory
 
 # Reading more names than this means that the folder is no project but somebody's home.
 _MAX_FILES = 20_000
+_CLOSED = re.compile(rb"could not open directory '(.*)': Permission denied")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,10 @@ class Snapshot:
     digest: str
 
     def write(self, folder: Path) -> Path:
-        """Copy the files to ``folder/<digest>``, complete or not at all; returns that folder."""
+        """Copy the files to ``folder/<digest>``, complete or not at all; returns that folder.
+
+        The copy is on the disk, also after a crash of the machine, before it has its name.
+        """
         target = folder / self.digest
         if target.is_dir():
             return target
@@ -44,7 +52,14 @@ class Snapshot:
                 else:
                     shutil.copy2(source, copy)
             (temporary / "project").mkdir(parents=True, exist_ok=True)
+            # All at once, when all are written: the disk then has little left to wait for.
+            for parent, _, names in os.walk(temporary):
+                for name in names:
+                    if not os.path.islink(os.path.join(parent, name)):
+                        flush_file(Path(parent, name))
+                flush_folder(Path(parent))
             os.rename(temporary, target)
+            flush_folder(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
@@ -61,21 +76,35 @@ def take(project: Path | None, limit: int, exclude: Path) -> Snapshot:
         exclude: the runs root, which is never part of a snapshot.
 
     Raises:
-        UserError: the files are more than ``limit``; the message names the largest.
+        UserError: the files are more than ``limit``, and the message names the largest; or one
+            of them cannot be read.
     """
     files = [(f"hpcml/{name}", path) for name, path in _package()]
-    if project is not None:
-        mine = sorted(_project(project, exclude.resolve()))
-        _check_size(project, mine, limit)
-        files += [(f"project/{name}", path) for name, path in mine]
     digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(f"{name}\0{path.lstat().st_mode & 0o111}\0".encode(errors="surrogateescape"))
-        if path.is_symlink():
-            digest.update(os.fsencode(_link_target(path)))
-        else:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    with _readable(project):
+        if project is not None:
+            mine = sorted(_project(project, exclude.resolve()))
+            _check_size(project, mine, limit)
+            files += [(f"project/{name}", path) for name, path in mine]
+        for name, path in files:
+            mode = path.lstat().st_mode & 0o111
+            digest.update(f"{name}\0{mode}\0".encode(errors="surrogateescape"))
+            if path.is_symlink():
+                digest.update(os.fsencode(_link_target(path)))
+            else:
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
     return Snapshot(tuple(files), digest.hexdigest()[:10])
+
+
+@contextmanager
+def _readable(project: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: {error.strerror}; a run copies the files of {project}. Let "
+            ".gitignore name what is no code, or move it out of there"
+        ) from error
 
 
 def project_root(folder: Path) -> Path:
@@ -115,7 +144,7 @@ def _project(folder: Path, exclude: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _walk(folder: Path, exclude: Path) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_raise):
         here = Path(parent)
         folders[:] = [
             name
@@ -125,6 +154,10 @@ def _walk(folder: Path, exclude: Path) -> Iterator[str]:
         for name in files:
             if not name.startswith("."):
                 yield str((here / name).relative_to(folder))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _check_size(folder: Path, files: list[tuple[str, Path]], limit: int) -> None:
@@ -145,10 +178,17 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
     """Output of git in ``folder``; None where there is no git or no work tree."""
     try:
         result = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, check=False
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
         return None
+    if closed := _CLOSED.search(result.stderr):
+        # git leaves out what it may not look into.
+        name = os.fsdecode(closed[1])
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder / name))
     return result.stdout if result.returncode == 0 else None
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,75 @@ def test_a_train_recipe_copies_hpcml_alone(tmp_path: Path) -> None:
     snapshot = take(None, LIMIT, exclude=tmp_path)
     assert files(snapshot) == set()
     assert any(name == "hpcml/train/__init__.py" for name, _ in snapshot.files)
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, ending: str, code: int
+) -> None:
+    """Let a function of the system fail for one path, as it does for a user who is not root."""
+    real: Callable[..., object] = getattr(owner, name)
+
+    def function(path: object, *rest: object, **more: object) -> object:
+        if str(path).endswith(ending):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(owner, name, function)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT, errno.EIO])
+@pytest.mark.parametrize(("owner", "name"), [(Path, "read_bytes"), (Path, "lstat")])
+def test_a_file_that_cannot_be_read_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, code: int
+) -> None:
+    refuse(monkeypatch, owner, name, "train.py", code)
+    with pytest.raises(UserError, match=r"/train\.py: .*; a run copies"):
+        take(project, LIMIT, exclude=project / "runs")
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, os, "scandir", "/sub", errno.EACCES)
+    with pytest.raises(UserError, match="/sub: Permission denied"):
+        take(project, LIMIT, exclude=project / "runs")
+
+
+def test_a_folder_that_git_cannot_read_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(project, "init")
+    run = subprocess.run
+
+    def as_nobody(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        result = run(command, **options)  # type: ignore[call-overload]
+        if "ls-files" in command:
+            result.stderr = b"warning: could not open directory 'sub/': Permission denied\n"
+        return result  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(subprocess, "run", as_nobody)
+    with pytest.raises(UserError, match="/sub: Permission denied"):
+        take(project, LIMIT, exclude=project / "runs")
+
+
+def test_the_copy_is_on_the_disk_before_it_has_its_name(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "link").symlink_to("train.py")
+    flushed: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def check(source: Path, target: Path) -> None:
+        there = [path for path in source.rglob("*") if not path.is_symlink()]
+        assert {str(path) for path in (source, *there)} == set(flushed)
+        flushed.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", check)
+    take(project, LIMIT, exclude=tmp_path / "runs").write(tmp_path / "code")
+    assert flushed == [str(tmp_path / "code")]
