@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import click
 
@@ -49,23 +51,47 @@ def hpcml_command() -> None:
     A recipe (YAML) says what to run over which parameters, a site where. Begin with
     `hpcml sweep recipes/lr_sweep.yaml`, and look at it first with `--dry-run`.
     """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"the folder that you are in: {error.strerror}; cd to one that is there"
+        ) from None
 
 
-def main() -> None:
-    """The program. Exit codes: 0 done, 1 a cell failed, 2 wrong input, 130 interrupted."""
+def main() -> int:
+    """Run a command. Exit codes: 0 done, 1 a cell failed, 2 wrong input, 130 interrupted.
+
+    No error that a person can do something about leaves it as a traceback.
+    """
+    from hpcml.cli.output import discard
+
     try:
         code = hpcml_command.main(standalone_mode=False, prog_name="hpcml")
+        sys.stdout.flush()
     except UserError as error:
-        click.echo(f"hpcml: {error}", err=True)
-        sys.exit(2)
+        return _refused(f"hpcml: {error}")
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        shown = io.StringIO()
+        error.show(shown)
+        return _refused(shown.getvalue().rstrip())
     except (KeyboardInterrupt, click.Abort):
-        click.echo("hpcml: interrupted", err=True)
-        sys.exit(130)
+        return _refused("hpcml: interrupted", 130)
     except BrokenPipeError:
-        # `hpcml logs RUN 0 | head`: nobody reads any more. The interpreter must not try again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
-    sys.exit(code if isinstance(code, int) else 0)
+        # `hpcml logs RUN 0 | head`: nobody reads any more.
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        discard(sys.stdout)
+        what = error.filename or "the output cannot be written"
+        return _refused(f"hpcml: {what}: {error.strerror}")
+    return code if isinstance(code, int) else 0
+
+
+def _refused(message: str, code: int = 2) -> int:
+    from hpcml.cli import text
+
+    # Where nobody can be told, the exit code says it.
+    with suppress(OSError):
+        click.echo(text.message(message), err=True)
+    return code

@@ -28,7 +28,7 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.status import with_pending
 
-    folder = find_run(run, root)
+    folder = find_run(run, root, certain=True)
     watcher = watch(folder)
     watcher.ask()
     status = watcher.refresh()

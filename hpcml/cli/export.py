@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -32,6 +33,9 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
     cell_dir = folder.cell_dir(find_cell(folder, cell)["id"])
     checkpoint = checkpoint_of(cell_dir)
     if checkpoint is None:
+        pointer = cell_dir / "checkpoints" / "latest"
+        with plain_errors(f"read {pointer}"), suppress(FileNotFoundError, NotADirectoryError):
+            pointer.read_bytes()
         raise UserError(f"cell {cell} has no checkpoint in {cell_dir / 'checkpoints'}")
     if importlib.util.find_spec("torch") is None:
         raise UserError("hpcml export needs torch; install it by: pip install 'hpcml[torch]'")

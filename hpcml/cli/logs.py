@@ -143,5 +143,7 @@ class _Printer:
 
     def note(self, what: str) -> None:
         """Say something that is not part of the logs."""
+        from hpcml.cli.text import message
+
         sys.stdout.flush()
-        click.echo(click.style(f"[{what}]", dim=True), err=True)
+        click.echo(click.style(f"[{message(what)}]", dim=True), err=True)

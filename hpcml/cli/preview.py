@@ -9,6 +9,7 @@ from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
 from hpcml.plan import Submission
 from hpcml.recipe.units import format_duration, format_memory
+from hpcml.runs.folder import RunFolder
 
 
 def describe(submission: Submission) -> str:
@@ -21,6 +22,11 @@ def describe(submission: Submission) -> str:
     if left < total:
         before = "done before" if plan.site.scheduler == "local" else "done or queued before"
         lines.append(f"  {total - left} {before}, {left} left to run")
+        if RunFolder(plan.folder).codes() - {submission.code}:
+            lines.append(
+                "  note: the code has changed since; what is done stays done. To run it anew "
+                "remove the run folder, or give another --root"
+            )
     if left:
         packed = f" of up to {_count(plan.pack, 'cell')}" if plan.pack > 1 else ""
         lines.append(f"  {_count(submission.tasks, 'task')}{packed}, {_pace(submission)}")

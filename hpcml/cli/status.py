@@ -23,12 +23,11 @@ def command(run: str | None, every: bool, watches: bool, as_json: bool, root: Pa
 
     RUN is a run folder, a run id or its beginning, or a recipe's name; without it, the newest run.
     """
-    from hpcml.cli import text
     from hpcml.cli.tables import cells_table, console
     from hpcml.cli.view import print_counts, print_reasons, progress
     from hpcml.errors import UserError
     from hpcml.launch.watch import follow, watch
-    from hpcml.runs.find import find_run
+    from hpcml.runs.find import find_run, reference
     from hpcml.runs.status import STATES, with_pending
     from hpcml.runs.tables import json_value
 
@@ -75,7 +74,6 @@ def command(run: str | None, every: bool, watches: bool, as_json: bool, root: Pa
     if not whole:
         output.print()
         output.print(
-            f"The other {status.total - len(shown)} cells: "
-            f"hpcml status {text.reference(folder)} --all",
+            f"The other {status.total - len(shown)} cells: hpcml status {reference(folder)} --all",
             style="dim",
         )

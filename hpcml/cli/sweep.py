@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli.options import root_option
+from hpcml.cli.output import no_reason_to_stop
+from hpcml.errors import UserError
 
 if TYPE_CHECKING:
     from hpcml.plan import Plan, Submission
     from hpcml.runs.folder import RunFolder
+    from hpcml.runs.status import Status
 
 
 @click.command("sweep")
@@ -59,7 +62,9 @@ def command(
         for plan in plans:
             _preview(plan)
     else:
-        context.exit(_run(plans, wait=wait))
+        with no_reason_to_stop():
+            code = _run(plans, wait=wait)
+        context.exit(code)
 
 
 def _preview(plan: Plan) -> None:
@@ -107,13 +112,12 @@ def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
 
 def _run_here(submission: Submission, run: RunFolder) -> int:
     """Run the cells on this machine, to their end."""
+    from hpcml.cli import text
     from hpcml.cli.preview import describe
-    from hpcml.cli.view import print_summary, progress
+    from hpcml.cli.view import progress
     from hpcml.launch.drive import drive, only_driver
     from hpcml.launch.submit import renew_plan, submit_here
-    from hpcml.runs.results import results
     from hpcml.runs.status import Watcher
-    from hpcml.runs.tables import write_parquet
 
     interrupted = False
     with only_driver(run):
@@ -125,14 +129,25 @@ def _run_here(submission: Submission, run: RunFolder) -> int:
             with progress(run) as view:
                 interrupted = drive(scheduler, lambda: view.refresh(watcher.refresh()), view.say)
             for task, code in scheduler.broken.items():
-                words = scheduler.last_words(task) or "it left no words"
+                words = text.one_line(scheduler.last_words(task)) or "it left no words"
                 click.echo(f"task {task} broke off with exit code {code}: {words}", err=True)
         status = watcher.refresh()
+    code = _finish(run, status)
+    return 130 if interrupted else code
+
+
+def _finish(run: RunFolder, status: Status) -> int:
+    """Show how a run ended, and keep the table; the exit code is about the cells alone."""
+    from hpcml.cli.view import print_summary
+    from hpcml.runs.results import results
+    from hpcml.runs.tables import write_parquet
+
     ranked = results(run, status)
-    write_parquet(ranked, run.results_file)
     print_summary(ranked, status)
-    if interrupted:
-        return 130
+    try:
+        write_parquet(ranked, run.results_file)
+    except UserError as error:
+        click.echo(f"hpcml: {error}", err=True)
     return 0 if status.counts() == {"done": len(run)} else 1
 
 
@@ -162,32 +177,27 @@ def _hand_over(plan: Plan, run: RunFolder) -> int:
 
 
 def _say_what_next(runs: list[RunFolder]) -> None:
-    from hpcml.cli import text
+    from hpcml.runs.find import reference
 
     for run in runs:
-        click.echo(f"Next\n  hpcml status {text.reference(run)} --watch   shows how far it is")
+        click.echo(f"Next\n  hpcml status {reference(run)} --watch   shows how far it is")
 
 
 def _follow(run: RunFolder) -> int:
     """Show a run on a cluster until its end."""
-    from hpcml.cli import text
-    from hpcml.cli.view import print_summary, progress
+    from hpcml.cli.view import progress
     from hpcml.launch.watch import follow, watch
-    from hpcml.runs.results import results
-    from hpcml.runs.tables import write_parquet
+    from hpcml.runs.find import reference
 
     try:
         with progress(run) as view:
             status = follow(watch(run), view.refresh, view.say)
     except KeyboardInterrupt:
-        name = text.reference(run)
+        name = reference(run)
         click.echo(
             f"hpcml: no longer followed; the jobs go on. hpcml status {name} shows them, "
             f"hpcml cancel {name} ends them",
             err=True,
         )
         return 130
-    ranked = results(run, status)
-    write_parquet(ranked, run.results_file)
-    print_summary(ranked, status)
-    return 0 if status.counts() == {"done": len(run)} else 1
+    return _finish(run, status)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpcml.cli import text
 from hpcml.runs.folder import RunFolder
-from hpcml.runs.results import Result, Results
+from hpcml.runs.results import Result, Results, column_names
 from hpcml.runs.status import CellState
 
 if TYPE_CHECKING:
@@ -58,9 +59,13 @@ class _Column:
 
 def console() -> Console:
     """The terminal, or whatever standard output is."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
 
-    return Console(highlight=False, markup=False, soft_wrap=False)
+    output = Console(highlight=False, markup=False, soft_wrap=False)
+    if output.is_dumb_terminal:
+        # Which rich takes for 80 columns wide, whatever it is said to be.
+        output.size = ConsoleDimensions(*shutil.get_terminal_size())
+    return output
 
 
 def cells_table(
@@ -75,21 +80,20 @@ def cells_table(
         reasons: give a column to the reasons, cut where they are too long. Where there is room
             below the table, :func:`reasons_of` says them in full.
     """
+    params, metrics = column_names(run, shown_metrics(cells, run))
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
+    why = [text.one_line(cell.reason) if reasons else "" for cell in cells]
     speeds = [text.speed(cell.tokens_per_second) for cell in cells]
     columns = [
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
-        *_param_columns(cells, run),
+        *_param_columns(cells, params),
         _Column("state", [cell.state for cell in cells], 100),
         _Column("step", [text.steps(cell) for cell in cells], 90, right=True),
-        *(
-            _Column(name, [text.number(cell.metrics.get(name)) for cell in cells], keep, right=True)
-            for name, keep in zip(shown_metrics(cells, run), (80, 40), strict=False)
-        ),
+        *_metric_columns(cells, metrics, (80, 40)),
         _Column("tokens/s", speeds, 35, right=True),
         _Column("left", [text.duration(cell.eta_seconds) for cell in cells], 70, right=True),
         _Column("attempts", attempts, 30, right=True),
-        _Column("reason", [_one_line(cell.reason) if reasons else "" for cell in cells], 20, 16),
+        _Column("reason", why, 20, 16),
     ]
     return _fit(columns, [cell.state for cell in cells], width)
 
@@ -98,16 +102,13 @@ def results_table(results: Results, rows: Sequence[Result], width: int) -> Table
     """Ranked cells with their parameters and metrics."""
     cells = [row.cell for row in rows]
     first = shown_metrics(cells, results.run)
-    ordered = first + [name for name in results.metrics if name not in first]
+    shown = {name: results.metrics.get(name, name) for name in [*first, *results.metrics]}
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     columns = [
         _Column("rank", [str(row.rank or "") for row in rows], 100, right=True),
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
-        *_param_columns(cells, results.run),
-        *(
-            _Column(name, [text.number(cell.metrics.get(name)) for cell in cells], keep, right=True)
-            for name, keep in zip(ordered, (90, 45, 44, 43, 42, 41), strict=False)
-        ),
+        *_param_columns(cells, results.params),
+        *_metric_columns(cells, shown, (90, 45, 44, 43, 42, 41)),
         _Column("state", [cell.state for cell in cells], 95),
         _Column("attempts", attempts, 30, right=True),
     ]
@@ -119,7 +120,7 @@ def reasons_of(cells: Sequence[CellState]) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         if cell.reason:
-            groups.setdefault((cell.state, _one_line(cell.reason)), []).append(cell.index)
+            groups.setdefault((cell.state, text.one_line(cell.reason)), []).append(cell.index)
     sentences = []
     for (state, reason), indices in groups.items():
         named = ", ".join(map(str, indices[:_NAMED]))
@@ -131,14 +132,23 @@ def reasons_of(cells: Sequence[CellState]) -> list[str]:
     return sentences
 
 
-def _param_columns(cells: Sequence[CellState], run: RunFolder) -> list[_Column]:
+def _metric_columns(
+    cells: Sequence[CellState], titles: Mapping[str, str], keep: Sequence[int]
+) -> list[_Column]:
+    return [
+        _Column(title, [text.number(cell.metrics.get(name)) for cell in cells], kept, right=True)
+        for (name, title), kept in zip(titles.items(), keep, strict=False)
+    ]
+
+
+def _param_columns(cells: Sequence[CellState], titles: Mapping[str, str]) -> list[_Column]:
     """A column for each swept parameter; a long name is cut sooner than a short value."""
     columns = []
-    for place, name in enumerate(run.swept):
+    for place, (name, title) in enumerate(titles.items()):
         fields = [text.value(cell.params[name]) if name in cell.params else "" for cell in cells]
         least = min(max(map(len, fields), default=0), _SHORT_VALUE)
         least = max(least, min(len(name), _SHORT_NAME))
-        columns.append(_Column(name, fields, max(46, 60 - place), max(least, 5)))
+        columns.append(_Column(title, fields, max(46, 60 - place), max(least, 5)))
     return columns
 
 
@@ -160,7 +170,11 @@ def _fit(columns: list[_Column], states: list[str], width: int) -> Table:
     from rich.text import Text
 
     # A column that says nothing takes no room.
-    columns = [column for column in columns if any(column.fields)]
+    columns = [
+        replace(column, title=text.printable(column.title))
+        for column in columns
+        if any(column.fields)
+    ]
     while len(columns) > 1 and _needed(columns) > width:
         columns.remove(min(columns, key=lambda column: column.keep))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -187,7 +201,3 @@ def _fit(columns: list[_Column], states: list[str], width: int) -> Table:
 
 def _needed(columns: list[_Column]) -> int:
     return sum(column.narrowest for column in columns) + _GAP * (len(columns) - 1)
-
-
-def _one_line(reason: str | None) -> str:
-    return " ".join(part for part in (reason or "").split() if part.isprintable())

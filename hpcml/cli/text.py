@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcml.runs.folder import RunFolder, default_root
-from hpcml.runs.status import CellState
+if TYPE_CHECKING:
+    from hpcml.runs.status import CellState
+
+_VALUE = 100
+_LINE = 1000
+
+
+def printable(item: str) -> str:
+    """A text in which everything that a terminal would obey is written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in item)
+
+
+def short(item: str, longest: int) -> str:
+    """A text without its middle where it is too long."""
+    if len(item) <= longest:
+        return item
+    return f"{item[: longest * 2 // 3]} … {item[len(item) - longest // 3 :]}"
+
+
+def message(item: str) -> str:
+    """A message for the terminal: lines of a length that people read, with no odd characters."""
+    return "\n".join(printable(short(line, _LINE)) for line in item.split("\n"))
+
+
+def one_line(reason: str | None) -> str:
+    """A reason on one line."""
+    return short(" ".join(printable(part) for part in (reason or "").split()), _LINE)
 
 
 def value(item: Any) -> str:
     """A parameter's value on one line, with nothing in it that a terminal would obey."""
     if isinstance(item, str) and item.isprintable():
-        return item
+        return short(item, _VALUE)
     if isinstance(item, float):
         return f"{item:.6g}"
     readable = json.dumps(item, ensure_ascii=False, default=str)
-    return readable if readable.isprintable() else json.dumps(item, default=str)
+    return short(readable if readable.isprintable() else json.dumps(item, default=str), _VALUE)
 
 
 def number(item: float | None) -> str:
@@ -62,7 +85,7 @@ def steps(cell: CellState) -> str:
 def params(cell: CellState, swept: list[str], separator: str = ", ") -> str:
     """The swept parameters: what tells this cell from the others."""
     return separator.join(
-        f"{name}={value(cell.params[name])}" for name in swept if name in cell.params
+        f"{printable(name)}={value(cell.params[name])}" for name in swept if name in cell.params
     )
 
 
@@ -76,12 +99,3 @@ def counts(states: Mapping[str, int], total: int) -> str:
     """Cells by state: ``6 cells: 2 running, 4 done``."""
     listed = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"{total} {'cell' if total == 1 else 'cells'}: {listed}"
-
-
-def reference(run: RunFolder) -> str:
-    """What to type in this folder to name a run."""
-    if run.path.parent.parent == default_root():
-        return shlex.quote(f"{run.name}/{run.run_id}")
-    here = Path.cwd()
-    below = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
-    return shlex.quote(str(below))

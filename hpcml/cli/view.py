@@ -16,6 +16,7 @@ from hpcml.cli.tables import (
     results_table,
     shown_metrics,
 )
+from hpcml.runs.find import reference
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Results
 from hpcml.runs.status import STATES, CellState, Status, with_pending
@@ -123,12 +124,13 @@ class LineView:
         if cell.step is not None:
             parts.append(f"step {text.steps(cell)}")
         parts += [
-            f"{name} {text.number(cell.metrics[name])}" for name in shown_metrics([cell], self._run)
+            f"{text.printable(name)} {text.number(cell.metrics[name])}"
+            for name in shown_metrics([cell], self._run)
         ]
         if cell.eta_seconds is not None:
             parts.append(f"{text.duration(cell.eta_seconds)} left")
         line = f"{text.cell_name(cell, self._run.swept)}: {', '.join(parts)}"
-        return f"{line}: {cell.reason}" if cell.reason else line
+        return f"{line}: {text.one_line(cell.reason)}" if cell.reason else line
 
 
 class _Frame:
@@ -182,7 +184,7 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
         output.print(results_table(results, rows, output.width))
     if len(rows) < len(results.rows):
         hidden = len(results.rows) - len(rows)
-        output.print(f"and {hidden} more: hpcml results {text.reference(run)} --all", style="dim")
+        output.print(f"and {hidden} more: hpcml results {reference(run)} --all", style="dim")
     print_reasons(output, [row.cell for row in results.rows])
     if results.best:
         _print_best(output, results, status)
@@ -240,21 +242,31 @@ def _print_best(output: Console, results: Results, status: Status) -> None:
 
 def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
     """What the user may want to do now, and the command for it, if it is one that we know."""
-    run = text.reference(results.run)
+    run = reference(results.run)
     steps = []
     failed = status.in_state("failed")
     if failed:
         steps.append(("See why a cell failed", f"hpcml logs {run} {failed[0].index}"))
-    running = len(status.in_state("running"))
-    if running:
+    # A pending cell with a reason waits in the queue of a scheduler.
+    queued = any(cell.reason for cell in status.in_state("pending"))
+    if queued or status.in_state("running"):
         steps.append(("See how far it is", f"hpcml status {run}"))
     elif left := _unfinished(status):
         steps.append((f"Give the sweep command again: it continues the {left} unfinished", ""))
     best = results.best or next((row for row in results.rows if row.cell.state == "done"), None)
     if best and best.checkpoint and results.run.plan.get("kind") == "train":
         which = "best" if results.best else str(best.cell.index)
-        steps.append(("Write the model for other programs", f"hpcml export {run} {which} DIR"))
+        export = f"hpcml export {run} {which} DIR"
+        if _only_apart(results.run, best.cell):
+            export += " --unmerged"
+        steps.append(("Write the model for other programs", export))
     return steps
+
+
+def _only_apart(run: RunFolder, cell: CellState) -> bool:
+    """Whether what was trained cannot become a part of the model."""
+    parameters = run.cell(cell.index)["payload"].get("parameters") or {}
+    return bool(parameters.get("fine_tuning_method") == "prompt_tuning")
 
 
 def _unfinished(status: Status) -> int:

@@ -13,6 +13,7 @@ from types import FrameType
 from hpcml.errors import UserError
 from hpcml.files import plain_errors
 from hpcml.launch.local import LocalScheduler
+from hpcml.runs.find import reference
 from hpcml.runs.folder import RunFolder
 
 _POLL_SECONDS = 0.05
@@ -36,16 +37,17 @@ def only_driver(run: RunFolder) -> Iterator[int]:
     with plain_errors(f"open {run.path}"):
         descriptor = os.open(run.path / "driver", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 20).decode(errors="replace").strip()
-            raise UserError(
-                f"{run.path}: another command (process {owner}) is at these cells; "
-                f"watch it by: hpcml status {run.name}/{run.run_id}"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with plain_errors(f"lock {run.path / 'driver'}"):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.read(descriptor, 20).decode(errors="replace").strip()
+                raise UserError(
+                    f"{run.path}: another command (process {owner}) is at these cells; "
+                    f"watch it by: hpcml status {reference(run)}"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -128,6 +128,11 @@ class Submission:
         return -(-len(self.indices) // self.plan.pack)
 
     @property
+    def code(self) -> str:
+        """The folder of its code in the run folder."""
+        return f"code/{self.snapshot.digest}"
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The arrays that Slurm gets."""
         return split(self.tasks, self.plan.site.slurm.max_array_size, self.plan.max_running)
@@ -137,7 +142,7 @@ class Submission:
         return {
             "cells": ranges(self.indices),
             "pack": self.plan.pack,
-            "code": f"code/{self.snapshot.digest}",
+            "code": self.code,
             "scheduler": self.plan.site.scheduler,
             "settings": self.plan.settings(),
         }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
+from hpcml.files import expanded, is_file
 from hpcml.recipe.yaml import load_yaml
 from hpcml.runs.folder import RunFolder, default_root
 from hpcml.runs.results import results
@@ -38,22 +40,27 @@ def known_roots() -> list[Path]:
             with suppress(UserError):
                 runs = load_yaml(site).data.get("runs")
                 if isinstance(runs, str):
-                    roots.append(Path(os.path.expandvars(runs)).expanduser().absolute())
-    return list(dict.fromkeys(roots))
+                    roots.append(expanded(runs, str(site)).absolute())
+    places: dict[str, Path] = {}
+    for root in roots:  # two names of one place are one
+        places.setdefault(os.path.realpath(root), root)
+    return list(places.values())
 
 
-def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
+def find_run(spec: str | None, root: Path | None = None, *, certain: bool = False) -> RunFolder:
     """The run that the user named.
 
     Args:
         spec: a path of a run folder, a run id or a unique beginning of one, a recipe's name (its
             newest run), ``name/id``, or ``None`` for the newest run of all.
-        root: where to look; in all :func:`known_roots` unless given.
+        root: where to look; unless given, in all :func:`known_roots`, of which the first that has
+            such a run counts.
+        certain: refuse a name that runs in several roots have.
 
     Raises:
         UserError: nothing, or more than one run, has this name. The message lists the known ones.
     """
-    if spec is not None and (Path(spec) / "plan.json").is_file():
+    if spec is not None and is_file(Path(spec) / "plan.json"):
         return RunFolder.open(Path(spec).resolve())
     roots = [root.absolute()] if root else known_roots()
     runs = list_runs(*roots)
@@ -65,7 +72,13 @@ def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
     if spec is None:
         return RunFolder.open(runs[0].path)
     matches = _matches(spec.rstrip("/"), runs)
-    if len(matches) == 1:
+    having = [place for place in roots if any(_root(run) == place for run in matches)]
+    if certain and len(having) > 1:
+        raise UserError(
+            f"{spec!r} is in {' and in '.join(map(str, having))}; say which one by --root"
+        )
+    matches = [run for run in matches if _root(run) in having[:1]]
+    if len(matches) == 1 or (matches and matches[0].name == spec.rstrip("/")):
         return RunFolder.open(matches[0].path)
     if matches:
         raise UserError(f"{spec!r} can mean several runs: {_listing(matches)}")
@@ -75,11 +88,28 @@ def find_run(spec: str | None, root: Path | None = None) -> RunFolder:
     raise UserError(f"no run is named {spec!r}.{hint} Runs in {places}: {_listing(runs)}")
 
 
+def reference(run: RunFolder) -> str:
+    """What to type in this folder to name a run: its name where that finds it, or its path."""
+    for root in known_roots():
+        found = root / run.name / run.run_id
+        if os.path.isfile(found / "plan.json"):
+            if os.path.samefile(found, run.path):
+                return shlex.quote(_label(run))
+            break
+    here = Path.cwd()
+    path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
+    return shlex.quote(str(path))
+
+
+def _root(run: RunFolder) -> Path:
+    return run.path.parent.parent
+
+
 def _matches(spec: str, runs: list[RunFolder]) -> list[RunFolder]:
-    """The runs that a name can mean; the most exact reading that fits any wins."""
+    """The runs that a name can mean, newest first; the most exact reading that fits any wins."""
     named = [run for run in runs if run.name == spec]
     if named:
-        return named[:1]
+        return named
     name, _, beginning = spec.rpartition("/")
     candidates = [run for run in runs if not name or run.name == name]
     exact = [run for run in candidates if run.run_id == beginning]

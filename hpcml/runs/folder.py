@@ -310,6 +310,15 @@ class RunFolder:
             )
         return record
 
+    def codes(self) -> set[str]:
+        """The code of all submissions, as folders in the run folder."""
+        found = set()
+        with plain_errors(f"read {self.submissions}"):
+            for path in self.submissions.glob("[0-9]*.json"):
+                with suppress(ValueError, KeyError):  # it is being written
+                    found.add(json.loads(path.read_bytes())["code"])
+        return found
+
     def journal(self, event: str, **fields: Any) -> None:
         """Append to the journal of submissions, and flush it before returning."""
         with plain_errors(f"write to {self.journal_file}"):

@@ -94,15 +94,20 @@ def results(run: RunFolder, status: Status | None = None) -> Results:
     ]
     found = {name for row in rows for name in row.cell.metrics}
     metrics = sorted(found, key=lambda name: (not _is_objective(name, run), name))
-    taken = set(_FIXED_COLUMNS)
-    params = _column_names(run.swept, "param", taken)
+    params, columns = column_names(run, metrics)
     return Results(
         run=run,
         rows=rows,
         pending=status.total - len(rows),
         params=params,
-        metrics=_column_names(metrics, "metric", taken),
+        metrics=columns,
     )
+
+
+def column_names(run: RunFolder, metrics: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns of the swept parameters and of some metrics, all of different names."""
+    taken = set(_FIXED_COLUMNS)
+    return _column_names(run.swept, "param", taken), _column_names(metrics, "metric", taken)
 
 
 def rank_cells(

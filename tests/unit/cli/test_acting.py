@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs.fakes import FakeRun, make_cells
@@ -57,6 +61,18 @@ class TestCancel:
             invoke("cancel", "toy", "4", "9")
         assert not fake.folder.cell_dir("c00004").exists()
 
+    def test_a_name_that_can_mean_two_runs_cancels_nothing(
+        self, fake: FakeRun, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        other = FakeRun(tmp_path / "other", make_cells(5))
+        roots = [fake.folder.path.parents[1], other.folder.path.parents[1]]
+        monkeypatch.setattr("hpcml.runs.find.known_roots", lambda: roots)
+        with pytest.raises(UserError, match="say which one by --root"):
+            invoke("cancel", "toy", "4")
+        invoke("cancel", other.folder.path, "4")
+        assert not fake.folder.cell_dir("c00004").exists()
+        assert events(other, 4) == ["cancelled"]
+
 
 class TestExport:
     @pytest.fixture
@@ -80,8 +96,8 @@ class TestExport:
         assert "step-10" in out
         invoke("export", "toy", "1", tmp_path / "model", "--unmerged")
         assert calls == [
-            (fake.dir(1), tmp_path / "model", "best", True),
-            (fake.dir(1), tmp_path / "model", "best", False),
+            (fake.dir(1), tmp_path / "model", "final", True),
+            (fake.dir(1), tmp_path / "model", "final", False),
         ]
 
     def test_a_folder_that_is_in_use(
@@ -97,6 +113,23 @@ class TestExport:
         with pytest.raises(UserError, match="no checkpoint"):
             invoke("export", "toy", "1", tmp_path / "model")
         assert calls == []
+
+    @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+    def test_a_checkpoint_that_cannot_be_read(
+        self, fake: FakeRun, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        fake.checkpoint(1, 10)
+
+        read = io.open
+
+        def refuse(path: object, *rest: Any, **more: Any) -> Any:
+            if "checkpoints" in str(path):
+                raise OSError(code, os.strerror(code), str(path))
+            return read(path, *rest, **more)
+
+        monkeypatch.setattr(io, "open", refuse)
+        with pytest.raises(UserError, match=r"cannot read .*checkpoints/latest"):
+            invoke("export", "toy", "1", "model")
 
     def test_without_torch(
         self, fake: FakeRun, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -59,7 +59,7 @@ class TestStatus:
 
 class TestResults:
     def test_the_summary(self, fake: FakeRun, invoke: Invoke) -> None:
-        best = fake.checkpoint(1, 10, pointer="best")
+        best = fake.checkpoint(1, 10, pointer="final")
         out = invoke("results").output
         assert re.search(r"^ +1 +1 +0\.002 +1 +1\.000 +done *$", out, re.MULTILINE)
         assert "Best so far: cell 1, lowest loss: 1.000" in out

@@ -15,11 +15,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from runs.fakes import FakeRun, make_cells
 
-from hpcml.cli import text, view
+from hpcml.cli import tables, text, view
 from hpcml.cli.tables import cells_table, reasons_of, results_table
 from hpcml.cli.view import LineView, LiveTable, progress
 from hpcml.runs.folder import RunFolder
-from hpcml.runs.results import Result, Results
+from hpcml.runs.results import Result, Results, results
 from hpcml.runs.status import STATES, CellState, Status, Watcher
 
 
@@ -241,12 +241,72 @@ def test_a_value_is_never_an_instruction_for_the_terminal() -> None:
     assert text.value([1, "a"]) == '[1, "a"]'
 
 
-def test_how_to_name_a_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert text.reference(FakeRun(root, make_cells(1)).folder) == "toy/abc123"
-    other = FakeRun(tmp_path / "my runs", make_cells(1)).folder
-    assert text.reference(other) == f"'{tmp_path}/my runs/toy/abc123'"
-    monkeypatch.chdir(tmp_path)
-    assert text.reference(other) == "'my runs/toy/abc123'"
+def test_the_middle_of_a_long_text_is_left_out() -> None:
+    assert text.short("abcdefghij", 10) == "abcdefghij"
+    assert text.short("abcdefghijklmn", 9) == "abcdef … lmn"
+    assert len(text.value("x" * 10_000)) < 110
+    assert len(text.value(["x" * 10_000])) < 110
+    assert len(text.one_line("x" * 10_000)) < 1010
+    assert len(text.message("x" * 10_000 + "\nnext")) < 1010 + 5
+
+
+@given(st.text())
+def test_a_message_is_never_an_instruction_for_the_terminal(words: str) -> None:
+    assert all(line.isprintable() for line in text.message(words).split("\n"))
+    assert text.one_line(words).isprintable()
+    assert text.message("ü: \x1b[31mred\nnext") == "ü: \\x1b[31mred\nnext"
+
+
+def test_odd_metrics_and_reasons_in_lines(root: Path, lines: Console) -> None:
+    fake = FakeRun(root, make_cells(2, text=["x" * 10_000, "y"]))
+    watcher, shown = Watcher(fake.folder), LineView(fake.folder, lines)
+    shown.refresh(watcher.refresh())
+    fake.failed(0, "\x1b[31m" + "z" * 10_000, **{"\x1b[32m": 1.0})
+    shown.refresh(watcher.refresh())
+    said = printed(lines)
+    assert all(line.isprintable() for line in said.splitlines())
+    assert len(said) < 2000
+    table = screen(200)
+    table.print(cells_table(list(watcher.refresh().cells.values()), fake.folder, 200))
+    assert all(line.isprintable() for line in printed(table).splitlines())
+
+
+def test_a_metric_called_like_a_parameter_has_another_title(root: Path) -> None:
+    fake = FakeRun(root, make_cells(2), objective={"metric": "loss", "mode": "min"})
+    fake.done(0, loss=1.0, learning_rate=0.5)
+    status = Watcher(fake.folder).refresh()
+    found = results(fake.folder, status)
+    for table in (
+        results_table(found, found.rows, 100),
+        cells_table(list(status.cells.values()), fake.folder, 100),
+    ):
+        titles = [str(column.header) for column in table.columns]
+        assert len(titles) == len(set(titles))
+        assert {"learning_rate", "metric.learning_rate"} <= set(titles)
+
+
+def test_a_dumb_terminal_is_as_wide_as_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "133")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert tables.console().width == 133
+
+
+@pytest.mark.parametrize(
+    ("method", "words"), [("prompt_tuning", "DIR --unmerged"), ("lora", "DIR")]
+)
+def test_how_to_export(
+    root: Path, capsys: pytest.CaptureFixture[str], method: str, words: str
+) -> None:
+    cells = make_cells(2)
+    for cell in cells:
+        cell["payload"] = {"parameters": {"fine_tuning_method": method}}
+    fake = FakeRun(root, cells, objective={"metric": "loss", "mode": "min"}, kind="train")
+    fake.done(0, loss=1.0)
+    fake.checkpoint(0, 3)
+    status = Watcher(fake.folder).refresh()
+    view.print_summary(results(fake.folder, status), status)
+    assert f"hpcml export toy/abc123 best {words}\n" in capsys.readouterr().out
 
 
 def test_the_summary_counts_every_cell() -> None:

@@ -53,7 +53,11 @@ def test_a_torn_last_line_waits_for_its_end(
     assert reader.read() == []
 
 
-@given(st.dictionaries(names, st.integers(), min_size=1), st.data())
+# With a quote or a brace in a name the torn line and the next may read as one that is whole.
+plain_names = names.filter(lambda name: not {*name} & {*'{}"\\'})
+
+
+@given(st.dictionaries(plain_names, st.integers(), min_size=1), st.data())
 def test_a_line_that_continues_a_torn_one_is_not_lost(
     record: dict[str, int], data: st.DataObject
 ) -> None:

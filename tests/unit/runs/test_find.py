@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from hpcml.errors import UserError
-from hpcml.runs.find import find_cell, find_run
+from hpcml.runs.find import find_cell, find_run, known_roots, reference
 from runs.fakes import FakeRun, make_cells
 
 
@@ -63,6 +65,78 @@ def test_an_unknown_name_lists_the_known_ones(root: Path, spec: str) -> None:
 def test_a_misspelt_name_gets_the_nearest(root: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'sweep'"):
         find_run("swep", root)
+
+
+@pytest.fixture
+def two_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The default root, and that of a site."""
+    monkeypatch.delenv("HPCML_RUNS", raising=False)
+    monkeypatch.delenv("ABSENT", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "here" / "site_configs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for name, runs in (("mine", tmp_path / "shared"), ("other", "$ABSENT/runs")):
+        (tmp_path / "here" / "site_configs" / f"{name}.yaml").write_text(
+            f"name: {name}\nscheduler: local\nruns: {runs}\n"
+        )
+    return tmp_path / "here" / "runs", tmp_path / "shared"
+
+
+def test_a_name_in_several_roots(two_roots: tuple[Path, Path]) -> None:
+    for age, root in enumerate(two_roots):  # the site's is the newer one
+        for run_id in ("ab1", "ab2"):
+            run = FakeRun(root, make_cells(1), name="lora", run_id=run_id).folder
+            os.utime(run.plan_file, (1000 + age, 1000 + age))
+    FakeRun(two_roots[1], make_cells(1), name="there", run_id="cd1")
+    for spec in ("lora", "lora/ab1", "ab1", "lora/"):
+        if spec != "lora/":
+            assert find_run(spec).path.parents[1] == two_roots[0]
+        with pytest.raises(UserError, match=f"is in {two_roots[0]} and in {two_roots[1]}"):
+            find_run(spec, certain=True)
+        assert find_run(spec, two_roots[1], certain=True).path.parents[1] == two_roots[1]
+    assert find_run("there", certain=True).path.parents[1] == two_roots[1]
+    with pytest.raises(UserError, match=r"several runs: lora/ab., lora/ab.$"):
+        find_run("ab")
+
+
+def test_two_names_of_a_root_are_one(two_roots: tuple[Path, Path]) -> None:
+    run = FakeRun(two_roots[0], make_cells(1)).folder
+    two_roots[1].symlink_to(two_roots[0])
+    assert known_roots()[0] == two_roots[0]
+    assert two_roots[1] not in known_roots()
+    assert find_run("toy", certain=True).path == run.path
+
+
+def test_how_to_name_a_run(two_roots: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whatever is named, it is found by that."""
+    shared = FakeRun(two_roots[1], make_cells(1)).folder
+    assert reference(shared) == "toy/abc123"
+    mine = FakeRun(two_roots[0], make_cells(1)).folder
+    assert reference(mine) == "toy/abc123"
+    # The same name in the default root hides it.
+    assert reference(shared) == str(shared.path)
+    elsewhere = FakeRun(tmp_path / "my runs", make_cells(1), run_id="x").folder
+    assert reference(elsewhere) == f"'{elsewhere.path}'"
+    below = FakeRun(tmp_path / "here" / "my runs", make_cells(1), run_id="y").folder
+    assert reference(below) == "'my runs/toy/y'"
+    for run in (shared, mine, elsewhere, below):
+        assert find_run(shlex.split(reference(run))[0]).path == run.path
+
+
+def test_an_unset_variable_is_no_folder(two_roots: tuple[Path, Path]) -> None:
+    assert not any("$" in str(root) for root in known_roots())
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENAMETOOLONG])
+def test_a_path_that_cannot_be_looked_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(path: object, **_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(UserError, match=r"cannot look at locked/sub/plan\.json"):
+        find_run("locked/sub", root)
 
 
 def test_an_empty_root_is_said(tmp_path: Path) -> None:
