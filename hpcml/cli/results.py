@@ -36,15 +36,19 @@ def command(
     """
     from hpcml.cli.view import print_summary
     from hpcml.errors import UserError
+    from hpcml.launch.watch import watch
     from hpcml.runs import tables
     from hpcml.runs.find import find_run
     from hpcml.runs.results import results
-    from hpcml.runs.status import collect
 
     if as_json + as_csv + (parquet is not None) > 1:
         raise UserError("--json, --csv and --parquet exclude each other; give one of them")
     folder = find_run(run, root)
-    status = collect(folder)
+    watcher = watch(folder)
+    watcher.ask()
+    status = watcher.refresh()
+    if watcher.trouble:
+        click.echo(f"hpcml: {watcher.trouble}", err=True)
     found = results(folder, status)
     if as_json:
         click.echo(tables.to_json(found))
