@@ -176,7 +176,7 @@ def test_the_controller_and_the_accounting_are_away(
     login: LoginNode, undisturbed: dict[float, dict[int, float]]
 ) -> None:
     """Cells go on; commands say what they cannot know, and submit nothing."""
-    recipe = descent(login, 0.2)
+    recipe = descent(login, 0.6)
     login("sweep", recipe)
     wait_until(lambda: reached(login, 5))
     login.cluster.stop_daemon("slurmctld")
