@@ -42,8 +42,7 @@ help:
 demo: .venv/hpcml
 	@echo "== hpcml sweep recipes/lr_sweep.yaml"
 	@$(BIN)/hpcml sweep recipes/lr_sweep.yaml
-	@echo "== hpcml results lr_sweep"
-	@$(BIN)/hpcml results lr_sweep
+	@echo "== to type hpcml yourself:  . $(BIN)/activate"
 
 lint: .venv/test
 	@echo "== ruff, mypy, the generated pages"
