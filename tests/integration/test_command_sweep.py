@@ -65,6 +65,13 @@ def descent(hpcml: Hpcml, pause: float = 0.0) -> Path:
     return hpcml.write("recipe.yaml", RECIPE.format(python=sys.executable, pause=pause))
 
 
+def reported(hpcml: Hpcml) -> bool:
+    """Whether a cell has reported a loss."""
+    # Not the whole tree: the scratch folders of attempts come and go.
+    found = hpcml.folder.glob("runs/*/*/cells/*/metrics.jsonl")
+    return any("loss" in path.read_text() for path in found)
+
+
 def losses(hpcml: Hpcml) -> dict[str, dict[int, float]]:
     """Every loss of every cell by step; the last line for a step counts."""
     found: dict[str, dict[int, float]] = {}
@@ -116,7 +123,7 @@ def test_a_failed_cell_runs_again_and_the_others_do_not(hpcml: Hpcml) -> None:
 def test_ctrl_c_saves_and_the_command_continues(hpcml: Hpcml) -> None:
     recipe = descent(hpcml, pause=0.1)
     sweep = hpcml.start("sweep", recipe)
-    wait_until(lambda: any("loss" in p.read_text() for p in hpcml.folder.rglob("metrics.jsonl")))
+    wait_until(lambda: reported(hpcml))
     sweep.send_signal(signal.SIGINT)
     out, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130, out + err
@@ -158,7 +165,7 @@ def test_a_time_limit_makes_segments(hpcml: Hpcml) -> None:
 def test_a_cancelled_cell_stays_so_until_the_next_command(hpcml: Hpcml) -> None:
     recipe = descent(hpcml, pause=0.2)
     sweep = hpcml.start("sweep", recipe, "--set", "array.max_running=1")
-    wait_until(lambda: any("loss" in p.read_text() for p in hpcml.folder.rglob("metrics.jsonl")))
+    wait_until(lambda: reported(hpcml))
     hpcml("cancel", "descent", "0")
     hpcml("cancel", "descent", "1")
     out, err = sweep.communicate(timeout=60)
@@ -234,7 +241,7 @@ def test_dry_run_prints_what_would_run_and_makes_nothing(hpcml: Hpcml) -> None:
 def test_cells_run_from_the_snapshot(hpcml: Hpcml) -> None:
     recipe = descent(hpcml, pause=0.1)
     sweep = hpcml.start("sweep", recipe, "--set", "array.max_running=1")
-    wait_until(lambda: any("loss" in p.read_text() for p in hpcml.folder.rglob("metrics.jsonl")))
+    wait_until(lambda: reported(hpcml))
     hpcml.write("train.py", "raise SystemExit('edited while it runs')")
     sweep.communicate(timeout=120)
     assert sweep.returncode == 0
@@ -251,7 +258,7 @@ def test_a_repaired_script_is_used_by_the_next_command(hpcml: Hpcml) -> None:
 def test_two_commands_do_not_run_the_same_cells(hpcml: Hpcml) -> None:
     recipe = descent(hpcml, pause=0.1)
     sweep = hpcml.start("sweep", recipe)
-    wait_until(lambda: any("loss" in p.read_text() for p in hpcml.folder.rglob("metrics.jsonl")))
+    wait_until(lambda: reported(hpcml))
     assert "another command" in hpcml("sweep", recipe, code=2).stderr
     sweep.communicate(timeout=120)
     assert sweep.returncode == 0
