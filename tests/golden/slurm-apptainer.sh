@@ -70,7 +70,7 @@ exec "$@"
 '
 # One worker per node. srun does not inherit cpus-per-task since Slurm 22.05.
 srun --nodes=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  --kill-on-bad-exit=0 --wait=0 \
+  --kill-on-bad-exit=0 --wait=60 \
 bash -c "$enter" bash \
   singularity exec --nv --pwd '/srv/the runs/golden/01234567' \
   --bind /scratch \

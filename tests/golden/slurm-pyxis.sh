@@ -56,7 +56,7 @@ export HPCML_MASTER_ADDR HPCML_LAUNCH
 
 # One worker per node. srun does not inherit cpus-per-task since Slurm 22.05.
 srun --nodes=1 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  --kill-on-bad-exit=0 --wait=0 \
+  --kill-on-bad-exit=0 --wait=60 \
   '--container-image=nvcr.io#nvidia/pytorch:25.06-py3' \
   --container-mounts=/raid/data:/data:ro,/srv/runs:/srv/runs \
   --container-workdir=/srv/runs/golden/01234567 \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -83,18 +84,31 @@ def test_no_number_fails_loudly_and_submits_nothing_twice(login: LoginNode) -> N
     assert {len(events) for events in login.events("started").values()} == {1}
 
 
+def is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("seconds", ["0", "60"])
 def test_a_command_killed_between_submitting_and_writing_it_down(
     login: LoginNode, seconds: str
 ) -> None:
     """Whether its job still runs or has ended, the next command finds it and submits no other."""
-    login.wrap("sbatch", '"$REAL" "$@" > "$0.out"\nkill -9 $PPID\nsleep 1\n')
+    go = login.folder / "go"
+    lines = f'until [ -e "{go}" ]; do sleep 0.1; done\n'
+    login.wrap("sbatch", '"$REAL" "$@" > "$0.out"\nkill -9 $PPID\n' + lines)
     recipe = login.recipe("killed", ["sleep", seconds], [1, 2])
     login("sweep", recipe, code=-signal.SIGKILL)
     job = (login.folder / "bin" / "sbatch.out").read_text().strip()
     assert not login.journal("submitted")
     # The lock is kept by sbatch: while it is at it, no other command decides anything.
     assert "another command" in login("sweep", recipe, code=2).stderr
+    go.touch()
+    wait_until(lambda: not is_locked(login.run_folder() / "driver"), 60)
     login.unwrap()
     if seconds == "0":
         wait_until(lambda: login.states() == ["done", "done"], 60)
