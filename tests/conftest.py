@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.cluster.fixtures"]
+
+# Nothing here is about time, and a machine may be busy.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -18,11 +18,19 @@ class TaskJob(core.Job[None]):
     """One task. ``state`` is what the scheduler last said of it."""
 
     def __init__(self, folder: Path | str, job_id: str, state: str = "PENDING") -> None:
-        super().__init__(folder, job_id)
+        # Not submitit's own: it works out paths that these jobs don't have, and registers each job
+        # with a watcher, while the states of a run are asked for all at once. There are thousands.
+        self._job_id = job_id
+        self._tasks = (0,)
+        self._sub_jobs: list[TaskJob] = []
+        self._cancel_at_deletion = False
+        self._folder = folder
         self._state = state
 
-    def _register_in_watcher(self) -> None:
-        """States are asked for once per run, not by submitit's watcher job by job."""
+    @property
+    def paths(self) -> utils.JobPaths:
+        """Where submitit would look for files of the job."""
+        return utils.JobPaths(self._folder, job_id=self._job_id, task_id=0)
 
     @property
     def state(self) -> str:

@@ -14,7 +14,8 @@ from hpcml.recipe.problems import Problems, did_you_mean
 class Block(BaseModel):
     """A part of a recipe or a site: no unknown keys, exact types, never changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Deferred: of the many blocks only those at the top are ever validated by themselves.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 M = TypeVar("M", bound=Block)

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def yaml_environment(override: Path | None = None) -> jinja2.Environment:
     return _environment(yaml_quote, override)
 
 
+@lru_cache(maxsize=8)  # which keeps templates compiled: a script is rendered more than once
 def _environment(quote: Callable[[Any], Any], override: Path | None) -> jinja2.Environment:
     folders: Sequence[Path] = [resources.folder("templates")]
     if override is not None:
