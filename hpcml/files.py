@@ -12,6 +12,9 @@ from pathlib import Path
 
 from hpcml.errors import UserError
 
+# The file by which a runs root is known: what earlier runs left is no part of a project.
+RUNS_ROOT_MARK = ".hpcml-runs"
+
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "your disk quota is used up; free some space, or choose another place",

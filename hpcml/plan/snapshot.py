@@ -15,11 +15,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import hpcml
 from hpcml.errors import UserError
-from hpcml.files import flush_file, flush_folder
+from hpcml.files import RUNS_ROOT_MARK, flush_file, flush_folder
 from hpcml.recipe.units import format_memory
 
 # Reading more names than this means that the folder is no project but somebody's home.
@@ -128,7 +129,7 @@ def _project(folder: Path, exclude: Path) -> Iterator[tuple[str, Path]]:
         names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
     for count, name in enumerate(names):
         path = folder / name
-        if path == exclude or exclude in path.parents:
+        if path == exclude or exclude in path.parents or _among_runs(path.parent):
             continue
         if count > _MAX_FILES:
             raise UserError(
@@ -149,11 +150,22 @@ def _walk(folder: Path, exclude: Path) -> Iterator[str]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and name != "__pycache__" and here / name != exclude
+            if not name.startswith(".")
+            and name != "__pycache__"
+            and here / name != exclude
+            and not (here / name / RUNS_ROOT_MARK).exists()
         ]
         for name in files:
             if not name.startswith("."):
                 yield str((here / name).relative_to(folder))
+
+
+@lru_cache(maxsize=4096)
+def _among_runs(folder: Path) -> bool:
+    """Whether a runs root, this one or another, holds ``folder``."""
+    if (folder / RUNS_ROOT_MARK).exists():
+        return True
+    return folder.parent != folder and _among_runs(folder.parent)
 
 
 def _raise(error: OSError) -> None:

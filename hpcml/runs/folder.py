@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
-from hpcml.files import expanded, flush_folder, is_file, plain_errors
+from hpcml.files import RUNS_ROOT_MARK, expanded, flush_folder, is_file, plain_errors
 from hpcml.runs.disk import append_line, dumps, replace, write_flushed
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -178,6 +178,7 @@ class RunFolder:
                 # Two commands at once: the first rename wins, and both continue with that run.
                 won = _publish(building, target)
             flush_folder(target.parent)
+            (root.absolute() / RUNS_ROOT_MARK).touch()
         return cls(target) if won else cls.open(target, digest=plan_json["digest"])
 
     @classmethod

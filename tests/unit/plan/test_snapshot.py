@@ -12,6 +12,7 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.plan.snapshot import Snapshot, project_root, take
+from hpcml.runs.folder import RunFolder
 
 LIMIT = 10 * 2**20
 
@@ -68,6 +69,19 @@ def test_the_runs_root_is_never_copied(project: Path) -> None:
     (project / "results" / "big").write_text("x")
     git(project, "init")
     assert not any("results" in name for name in files(take(project, LIMIT, project / "results")))
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_other_runs_roots_are_not_copied_either(
+    project: Path, tmp_path: Path, with_git: bool
+) -> None:
+    run = RunFolder.create(project / "elsewhere", "n", "i", {"digest": "d"}, "", "", [])
+    (run.path / "left").write_text("by an earlier run")
+    if with_git:
+        git(project, "init")
+    copied = files(take(project, LIMIT, exclude=tmp_path / "runs"))
+    assert "project/train.py" in copied
+    assert not any("elsewhere" in name for name in copied)
 
 
 def test_the_project_is_the_work_tree_around_the_recipe(project: Path) -> None:

@@ -154,7 +154,7 @@ def test_any_column_can_be_written(column: list[Any], tmp_path_factory: Any) -> 
     tables.write_parquet(found, folder / "table.parquet")
     table = pq.read_table(folder / "table.parquet")
     assert table.num_rows == len(column)
-    assert sorted(path.name for path in folder.iterdir()) == ["table.parquet", "toy"]
+    assert sorted(path.name for path in folder.iterdir()) == [".hpcml-runs", "table.parquet", "toy"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Options of sbatch from a recipe and a site: which one stays, and who is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.errors import UserError
+from hpcml.plan import Plan, compile_plan
+from hpcml.recipe.load import load_recipe
+from hpcml.site.search import load_site
+
+PARTITIONS = [
+    {"name": "small", "cpus": 4, "memory": "8G", "max_time": "1h"},
+    {"name": "gpu", "cpus": 64, "memory": "256G", "gpus": 8, "gpu_type": "h100", "max_nodes": 2},
+]
+
+
+def plan(
+    folder: Path,
+    recipe: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    partitions: list[dict[str, Any]] | None = None,
+) -> Plan:
+    site = {
+        "name": "cluster",
+        "scheduler": "slurm",
+        "partitions": partitions or [],
+        "slurm": {"options": options or {}},
+    }
+    (folder / "site.yaml").write_text(json.dumps(site))
+    document = {"name": "x", "kind": "command", "command": {"run": ["true"]}, **(recipe or {})}
+    (folder / "recipe.yaml").write_text(json.dumps(document))
+    return compile_plan(
+        load_recipe(folder / "recipe.yaml"), load_site(folder / "site.yaml"), folder
+    )
+
+
+def options(plan: Plan) -> dict[str, str | None]:
+    return dict(plan.directives)
+
+
+def test_the_recipe_wins_over_the_site(tmp_path: Path) -> None:
+    found = plan(tmp_path, {"slurm": {"qos": "mine"}}, {"qos": "site", "account": "a"})
+    assert options(found)["qos"] == "mine"
+    assert options(found)["account"] == "a"
+
+
+def test_of_two_that_exclude_each_other_the_recipes_stays_and_the_other_is_named(
+    tmp_path: Path,
+) -> None:
+    found = plan(tmp_path, {"resources": {"memory": "3G"}}, {"memory_per_cpu": "1G"})
+    assert options(found)["mem"] == "3072M"
+    assert "mem-per-cpu" not in options(found)
+    (note,) = found.notes
+    assert "mem of the recipe wins over mem-per-cpu of site cluster" in note
+
+
+def test_a_recipe_that_gives_both_is_refused(tmp_path: Path) -> None:
+    recipe = {"resources": {"memory": "3G"}, "slurm": {"memory_per_cpu": "1G"}}
+    with pytest.raises(UserError, match="only one of mem and mem-per-cpu"):
+        plan(tmp_path, recipe)
+
+
+@pytest.mark.parametrize("name", ["array", "output", "gres", "time", "wrap", "requeue"])
+def test_what_hpcml_sets_itself_is_refused_with_the_key_to_use(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} is set by hpcml; use "):
+        plan(tmp_path, {"slurm": {"sbatch": {name: "x"}}})
+
+
+@pytest.mark.parametrize("value", ["a\nb", "", "a\u2028b"])
+def test_a_value_with_a_line_break_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(UserError, match="one line of text"):
+        plan(tmp_path, {"slurm": {"sbatch": {"wckey": value}}})
+
+
+def test_the_first_partition_that_has_everything(tmp_path: Path) -> None:
+    chosen = [
+        options(plan(tmp_path, {"resources": resources}, partitions=PARTITIONS))["partition"]
+        for resources in ({"cpus": 4}, {"cpus": 5}, {"gpus": 1}, {"time": "2h"}, {"memory": "9G"})
+    ]
+    assert chosen == ["small", "gpu", "gpu", "gpu", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"gpus": 9}, "gpu: asks for 9 GPUs a node, it has 8"),
+        ({"cpus": 65}, "small: asks for 65 cores a node, it has 4"),
+        ({"nodes": 3, "gpus": 1}, "gpu: asks for 3 nodes, it allows 2"),
+        ({"memory": "300G"}, "gpu: asks for 300G a node, it has 256G"),
+    ],
+)
+def test_what_no_partition_has_is_refused_with_what_each_lacks(
+    tmp_path: Path, resources: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match="no partition of site cluster") as error:
+        plan(tmp_path, {"resources": resources}, partitions=PARTITIONS)
+    assert said in str(error.value)
+
+
+def test_a_partition_that_is_named_must_have_it(tmp_path: Path) -> None:
+    recipe = {"slurm": {"partition": "small"}, "resources": {"gpus": 1}}
+    with pytest.raises(UserError, match="small: asks for 1 GPUs a node, it has none"):
+        plan(tmp_path, recipe, partitions=PARTITIONS)
+
+
+def test_the_lead_is_at_most_half_of_a_short_job(tmp_path: Path) -> None:
+    assert options(plan(tmp_path, {"resources": {"time": "1m"}}))["signal"] == "B:USR1@30"
+    assert options(plan(tmp_path, {"resources": {"time": "1h"}}))["signal"] == "B:USR1@60"
