@@ -333,8 +333,9 @@ def test_term_saves_on_all_nodes(hpcml: Hpcml, image: Path, slurm_cluster: Slurm
     path = recipe(hpcml, image, ["python3", "descent.py", "400", "0.1"], resources={"nodes": 2})
     sweep(hpcml, path)
     wait_until(lambda: metrics(hpcml), 60)
-    (job,) = slurm_cluster.squeue("--me", f"--name={hpcml.run_folder().parent.name}")
-    slurm_cluster.run("scancel", "--batch", "--signal=TERM", job["id"])
+    journal = (hpcml.run_folder() / "submissions.jsonl").read_text().splitlines()
+    (job,) = [json.loads(line)["job"] for line in journal if '"submitted"' in line]
+    slurm_cluster.run("scancel", "--batch", "--signal=TERM", f"{job}_0")
     (cell,) = hpcml.cell_dirs()
     wait_until(lambda: '"ended"' in (cell / "events.jsonl").read_text(), 60, "the end")
     (ended,) = [
@@ -342,4 +343,4 @@ def test_term_saves_on_all_nodes(hpcml: Hpcml, image: Path, slurm_cluster: Slurm
     ]
     assert (json.loads(ended)["code"], json.loads(ended)["cause"]) == (75, "stopped")
     assert "asked by USR1" in (cell / "log.1.out").read_text()
-    slurm_cluster.run("scancel", job["id"].split("_")[0])
+    slurm_cluster.run("scancel", str(job))

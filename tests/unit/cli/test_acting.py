@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import io
 import json
 import os
 from pathlib import Path
@@ -120,14 +119,14 @@ class TestExport:
     ) -> None:
         fake.checkpoint(1, 10)
 
-        read = io.open
+        read = Path.open
 
-        def refuse(path: object, *rest: Any, **more: Any) -> Any:
+        def refuse(path: Path, *rest: Any, **more: Any) -> Any:
             if "checkpoints" in str(path):
                 raise OSError(code, os.strerror(code), str(path))
             return read(path, *rest, **more)
 
-        monkeypatch.setattr(io, "open", refuse)
+        monkeypatch.setattr(Path, "open", refuse)
         with pytest.raises(UserError, match=r"cannot read .*checkpoints/latest"):
             invoke("export", "toy", "1", "model")
 

@@ -90,14 +90,14 @@ def test_a_failing_disk_leaves_nothing(tmp_path: Path, code: int) -> None:
 def test_a_folder_that_cannot_be_made_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = os.mkdir
+    make = Path.mkdir
 
-    def until_the_quota(path: str, *rest: Any, **more: Any) -> None:
-        if Path(path).name == "toy" and Path(path).parent.exists():
+    def until_the_quota(path: Path, *rest: Any, **more: Any) -> None:
+        if path.name == "toy" and path.parent.exists():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         make(path, *rest, **more)
 
-    monkeypatch.setattr(os, "mkdir", until_the_quota)
+    monkeypatch.setattr(Path, "mkdir", until_the_quota)
     with pytest.raises(UserError, match="quota"):
         create(tmp_path / "new" / "root", make_cells(1))
     monkeypatch.undo()
