@@ -66,7 +66,7 @@ def is_dir(path: Path) -> bool:
 def _mode(path: Path) -> int | None:
     with plain_errors(f"look at {path}"):
         try:
-            return path.stat().st_mode
+            return os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:  # a NUL character
