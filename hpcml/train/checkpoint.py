@@ -165,6 +165,9 @@ class CheckpointStore:
         """
         for left in (*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")):
             shutil.rmtree(left, ignore_errors=True)
+        for pointer in ("latest", "best", "final"):
+            for left in self.folder.glob(f".{pointer}-*"):
+                left.unlink()
         for checkpoint in self._complete():
             reason = self._damage(checkpoint)
             if reason is not None:

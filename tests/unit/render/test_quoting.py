@@ -96,13 +96,13 @@ def test_constants_are_quoted_too() -> None:
 
 
 def test_trusted_text_and_blocks_are_left_alone() -> None:
-    environment = shell_environment()
-    environment.loader = jinja2.DictLoader(
+    loader = jinja2.DictLoader(
         {
             "base": "{% block b %}echo {{ v }}{% endblock %}",
             "child": "{% extends 'base' %}{% block b %}{{ super() }} && {{ t }}{% endblock %}",
         }
     )
+    environment = shell_environment().overlay(loader=loader)
     text = environment.get_template("child").render(v="a b", t=Trusted("echo $HOME"))
     assert text == "echo 'a b' && echo $HOME"
 

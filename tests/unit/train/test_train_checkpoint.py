@@ -177,6 +177,17 @@ def test_who_asks_about_less_gets_it_all_the_same(store: CheckpointStore) -> Non
     assert CheckpointStore(store.folder, {"cell": OWNER["cell"]}).find("latest").step == 1
 
 
+@pytest.mark.parametrize("left", [".writing-3-77", ".removing-step-1", ".best-77", ".latest-77"])
+def test_what_a_kill_left_half_made_is_removed(store: CheckpointStore, left: str) -> None:
+    save(store, 1)
+    if left.startswith((".writing", ".removing")):
+        (store.folder / left).mkdir()
+    else:
+        (store.folder / left).write_text("step-")
+    assert store.load_latest() == Checkpoint(1, store.folder / "step-1")
+    assert not list(store.folder.glob(".*"))
+
+
 def test_the_final_one_is_what_the_result_is_of(store: CheckpointStore) -> None:
     save(store, 1)
     save(store, 2)
