@@ -224,6 +224,9 @@ class _Watched:
                 return state, None
             if life.cancelled:
                 return "stopped", "cancelled"
+            if state == "failed" and life.ended.get("again"):
+                # Its budget allows another attempt, which follows at once.
+                return "pending", f"tries again after: {life.ended.get('reason')}"
             return state, life.ended.get("reason") or None
         if life.started is None:
             return ("stopped", "cancelled") if life.cancelled else ("pending", None)

@@ -171,13 +171,20 @@ class Attempt:
             code = code or -signal.SIGKILL
         return self._outcome(code)
 
-    def finish(self, outcome: Outcome) -> None:
-        """Record the end, and the result where the cell is done."""
+    def finish(self, outcome: Outcome, again: bool) -> None:
+        """Record the end, and the result where the cell is done.
+
+        Args:
+            outcome: how it ended.
+            again: another attempt follows.
+        """
         self.ranks.close()
         self._clear()
         if outcome.cause == "done":
             events.write_json(os.path.join(self.dir, "result.json"), self._result(outcome))
-        events.append(self.events_path, "ended", attempt=self.ranks.number, **outcome._asdict())
+        events.append(
+            self.events_path, "ended", attempt=self.ranks.number, again=again, **outcome._asdict()
+        )
         self._remove_stop_file()
 
     # -- parts ----------------------------------------------------------------------------------

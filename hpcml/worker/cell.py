@@ -116,7 +116,7 @@ class LeadingCell:
         )
         if decision.cause is not None:
             outcome = outcome._replace(cause=decision.cause, reason=str(decision.reason))
-        attempt.finish(outcome)
+        attempt.finish(outcome, decision.again)
         self._attempt = None
         cancelled = self._cancelled(events.read(attempt.events_path))
         attempt.release()

@@ -17,7 +17,7 @@ import pytest
 MakeCell = Callable[..., Path]
 
 # Long enough to be interrupted; each step takes some milliseconds.
-LONG = {"max_steps": 240, "eval_steps": 60, "save_steps": 10, "dropout": 0.1}
+LONG = {"max_steps": 1500, "eval_steps": 300, "save_steps": 10, "dropout": 0.1}
 SECONDS = 120.0
 
 
@@ -55,7 +55,7 @@ def test_a_signal_saves_and_the_next_attempt_continues(
     process.send_signal(signal.SIGUSR1)
     assert process.wait(SECONDS) == 75
     stopped_at = cells.events(cell, "checkpoint")[-1]["step"]
-    assert 8 <= stopped_at < 240
+    assert 8 <= stopped_at < LONG["max_steps"]
 
     process = cells.start(cell, data_root)
     wait_for(steps_reported(cell, stopped_at // 4 + 2), process)

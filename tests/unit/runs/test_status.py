@@ -308,3 +308,12 @@ def test_a_watcher_of_one_cell_reads_no_other(fake: FakeRun) -> None:
     fake.done(1)
     assert list(Watcher(fake.folder, only="c00001").refresh().cells) == [1]
     assert Watcher(fake.folder, only="c00003").refresh().cells == {}
+
+
+def test_between_an_attempt_and_its_retry_a_cell_has_not_failed(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path, make_cells(1))
+    fake.start(0)
+    fake.event(0, "ended", attempt=1, code=1, cause="application", reason="boom", again=True)
+    state = collect(fake.folder).cells[0]
+    assert state.state == "pending"
+    assert state.reason == "tries again after: boom"

@@ -148,6 +148,7 @@ def test_application_errors_have_a_budget(tmp_path: Path, budget: int) -> None:
     run = Run(tmp_path, ["raise SystemExit(1)"], retry={"application": budget})
     assert run.run() == 1
     assert len(run.events(kind="started")) == 1 + budget
+    assert [event["again"] for event in run.events(kind="ended")] == [True] * budget + [False]
 
 
 def test_a_new_submission_has_a_new_budget(tmp_path: Path) -> None:
