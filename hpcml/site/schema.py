@@ -12,6 +12,10 @@ from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
 
+#: Seconds. 419 unexpected interruptions in 54 days of a job on 16,384 GPUs, 2,048 nodes of 8:
+#: Grattafiori et al., "The Llama 3 herd of models" (2024), section 3.3.4.
+NODE_MTBF = 54 * 24 * 3600 * 2048 // 419
+
 
 class Signal(Block):
     """How a payload learns that its time ends."""
@@ -46,11 +50,37 @@ class Partition(Block):
     memory: Memory = Field(description="Memory of a node that jobs can have.")
     gpus: Annotated[int, Field(ge=0)] = Field(0, description="GPUs of a node.")
     gpu_type: str | None = Field(None, description="The kind of GPU, as Slurm calls it.")
-    gpu_memory: Memory | None = Field(None, description="Memory of a GPU.")
+    gpu_memory: Memory | None = Field(
+        None, description="Memory of a GPU. Default: what is known of `gpu_type`."
+    )
+    gpu_tflops: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Dense peak of a GPU for bfloat16, in 10^12 operations per second. Default: "
+        "what is known of `gpu_type`.",
+    )
+    mfu: Annotated[float, Field(gt=0, le=1)] = Field(
+        # Llama 3 reached 0.38 to 0.43 on H100 (Grattafiori et al. 2024, table 4), PaLM 0.46 on
+        # TPU v4 (Chowdhery et al. 2022), GPT of 1.7 B to 1 T parameters 0.44 to 0.52 on A100, where
+        # recomputation counts as work (Narayanan et al. 2021, table 1).
+        0.4,
+        description="The part of that peak which trainings reach while they compute, for "
+        "`hpcml plan`: recomputation and pipeline bubbles are added there.",
+    )
     max_nodes: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The most nodes that a job may have."
     )
     max_time: Duration | None = Field(None, description="The longest time that a job may have.")
+
+
+class Storage(Block):
+    """How fast the filesystem of the runs root is for one job."""
+
+    write_speed: Annotated[Memory, Field(gt=0)] = Field(
+        1024**3, description="Written in a second, by all nodes of a job."
+    )
+    read_speed: Annotated[Memory, Field(gt=0)] = Field(
+        1024**3, description="Read in a second, by all nodes of a job."
+    )
 
 
 class Slurm(Block):
@@ -155,6 +185,15 @@ class Site(Block):
         default_factory=list,
         description="For Slurm: the partitions, the preferred ones first. A job goes to the first "
         "that has what it asks for.",
+    )
+    storage: Storage = Field(
+        default_factory=Storage,
+        description="How fast the runs root is; `hpcml plan` computes with it.",
+    )
+    node_mtbf: Annotated[Duration, Field(gt=0)] = Field(
+        NODE_MTBF,
+        description="Mean time between two failures of one node. A job on n nodes fails n times "
+        "as often.",
     )
     container: Container | None = Field(
         None, description="How images are run; without it recipes with an image are refused."
