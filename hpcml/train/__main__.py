@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
 
 from hpcml.train.stop import AGAIN, StopRequest
+
+_ENGINES = {
+    "torch": ("hpcml.train.torch_engine", "torch, transformers, accelerate and peft"),
+}
+"""For each engine the module whose ``run`` trains a cell, and what has to be installed."""
 
 
 def main() -> int:
@@ -28,14 +34,20 @@ def main() -> int:
         return 1
     try:
         job = TrainingJob.load(Path(cell_dir), os.environ)
+        if job.engine not in _ENGINES:
+            raise TrainingError(
+                f"no engine is called {job.engine!r}; there are {', '.join(_ENGINES)}"
+            )
+        module, needs = _ENGINES[job.engine]
         try:
-            from hpcml.train import torch_engine
+            engine = importlib.import_module(module)
         except ImportError as error:
             raise TrainingError(
-                f"the engine torch needs torch, transformers, accelerate and peft in this "
-                f"environment: {error} (pip install 'hpcml[torch]')"
+                f"the engine {job.engine} needs {needs} in this environment: {error} "
+                f"(pip install 'hpcml[{job.engine}]')"
             ) from error
-        return torch_engine.run(job, stop)
+        code: int = engine.run(job, stop)
+        return code
     except (TrainingError, DataError, CheckpointError) as error:
         print(f"hpcml.train: {error}", file=sys.stderr)
         return 1

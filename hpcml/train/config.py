@@ -13,6 +13,13 @@ class TrainingError(Exception):
     """The training can't start or go on; the message, one line, says why and what to do."""
 
 
+_DESCRIBES_NEW_MODEL = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "hidden_act", "tie_word_embeddings", "init_method", "init_std",
+    "init_gain",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """The hyperparameters, by their canonical names.
@@ -152,6 +159,7 @@ class TrainingJob:
     Attributes:
         cell_dir: the cell's folder.
         cell_id: its id.
+        engine: what trains.
         config: the hyperparameters.
         given: names of the parameters that the recipe gives, as opposed to defaults.
         model: folder of the model to go on from, or None for a new one.
@@ -169,6 +177,7 @@ class TrainingJob:
     config: TrainingConfig
     data_root: Path
     cell_id: str = "cell"
+    engine: str = "torch"
     given: frozenset[str] = frozenset()
     model: Path | None = None
     source: str | None = None
@@ -191,6 +200,38 @@ class TrainingJob:
         """The file of the cell's events."""
         return self.cell_dir / "events.jsonl"
 
+    def check(self) -> None:
+        """Refuse values that contradict each other, whatever trains.
+
+        Raises:
+            TrainingError: says which.
+        """
+        config = self.config
+        if self.model is not None:
+            ignored = sorted(self.given.intersection(_DESCRIBES_NEW_MODEL))
+            if ignored:
+                raise TrainingError(f"{', '.join(ignored)} can't be set: {self.model} decides")
+        if config.group_by_length and self.packing:
+            raise TrainingError(
+                "group_by_length needs data.packing false: packed sequences are equal"
+            )
+        if config.fp16 and config.bf16:
+            raise TrainingError("fp16 and bf16 exclude each other")
+        if self.metric != "eval_loss" or not self.eval_fraction:
+            needs = [
+                name
+                for name, used in (
+                    ("load_best_model_at_end", config.load_best_model_at_end),
+                    ("early_stopping_patience", config.early_stopping_patience is not None),
+                    ("reduce_on_plateau", config.lr_scheduler_type == "reduce_on_plateau"),
+                )
+                if used
+            ]
+            if needs:
+                raise TrainingError(
+                    f"{needs[0]} needs the objective eval_loss and a held-out part of the data"
+                )
+
     @classmethod
     def load(cls, cell_dir: Path, environment: Mapping[str, str]) -> TrainingJob:
         """Read ``cell.json``.
@@ -206,13 +247,12 @@ class TrainingJob:
         try:
             cell = json.loads(path.read_text())
             payload = cell["payload"]
-            if payload["engine"] != "torch":
-                raise TrainingError(f"no engine is called {payload['engine']!r}; there is 'torch'")
             data = payload["data"]
             objective = payload.get("objective") or {}
             return cls(
                 cell_dir=cell_dir,
                 cell_id=cell["id"],
+                engine=payload["engine"],
                 config=TrainingConfig.from_parameters(payload["parameters"]),
                 given=frozenset(cell["params"]),
                 model=_model(payload.get("model")),

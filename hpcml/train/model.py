@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +79,31 @@ def load_model(folder: Path, max_length: int) -> PreTrainedModel:
 
 
 def initialize(model: nn.Module, config: TrainingConfig) -> None:
-    """Draw the matrices of a model with ``init_method``; biases become 0, norms stay as they are.
-
-    He's methods keep the variance through a ReLU, Xavier's the one between inputs and outputs;
-    ``init_gain`` multiplies either.
-    """
-    generator = torch.Generator().manual_seed(config.seed)
+    """Give a new model its first weights; biases become 0, norms stay as they are."""
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                _draw(module.weight, config, generator)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(first_weights(name, tuple(parameter.shape), config))
+            elif name.endswith(".bias"):
+                parameter.zero_()
 
 
-def _draw(weight: torch.Tensor, config: TrainingConfig, generator: torch.Generator) -> None:
-    gain = config.init_gain
+def first_weights(name: str, shape: tuple[int, int], config: TrainingConfig) -> torch.Tensor:
+    """The first weights of one matrix, in single precision, on the CPU.
+
+    They depend on the configuration and on the matrix' name only, so that a rank that holds a part
+    of a model can draw just that part, and all layouts begin with the same model. He's methods
+    keep the variance through a ReLU, Xavier's the one between inputs and outputs; ``init_gain``
+    multiplies either.
+
+    Args:
+        name: of the parameter in the Hugging Face model, such as ``lm_head.weight``.
+        shape: outputs and inputs.
+        config: ``init_method`` with its numbers, and the seed.
+    """
+    digest = hashlib.blake2b(f"{config.seed}:{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    weight, gain = torch.empty(shape), config.init_gain
     if config.init_method == "normal":
         nn.init.normal_(weight, std=config.init_std, generator=generator)
     elif config.init_method == "xavier_uniform":
@@ -108,6 +118,7 @@ def _draw(weight: torch.Tensor, config: TrainingConfig, generator: torch.Generat
         weight.mul_(gain)
     else:
         raise TrainingError(f"no init_method is called {config.init_method!r}")
+    return weight
 
 
 def add_dropout(model: PreTrainedModel, probability: float) -> None:

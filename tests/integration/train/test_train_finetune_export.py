@@ -61,7 +61,7 @@ def model_loss(folder: Path, text: Path) -> float:
 
 def held_out(cell: Path, data_root: Path) -> Path:
     from hpcml.train.config import TrainingJob
-    from hpcml.train.torch_engine import open_training_data
+    from hpcml.train.training_data import open_training_data
 
     job = TrainingJob.load(cell, cells.environment(cell, data_root))
     return open_training_data(job).folder / "eval.arrow"
@@ -103,10 +103,11 @@ def test_added_weights_leave_the_model_untouched(
 
     from hpcml.train import finetune, torch_engine
     from hpcml.train.config import TrainingJob
+    from hpcml.train.training_data import open_training_data
 
     cell = tune(method)
     job = TrainingJob.load(cell, cells.environment(cell, data_root))
-    model = torch_engine.build_model(job, torch_engine.open_training_data(job))
+    model = torch_engine.build_model(job, open_training_data(job))
     finetune.load_weights(model, job.config, cell / "checkpoints" / "step-12" / "model")
     before = weights(base_model)
     found = 0

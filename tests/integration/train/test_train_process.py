@@ -180,6 +180,7 @@ def test_another_number_of_ranks_continues(make_cell: MakeCell, data_root: Path)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"engine": "abacus"}, "no engine is called"),
         ({"model": "missing"}, "no model at missing"),
         ({"data": {"files": ["nothing/*.txt"]}}, "no file matches"),
         ({"parameters": {**cells.TINY, "learning_rate": 1e30}}, "the loss became"),

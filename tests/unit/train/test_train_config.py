@@ -105,7 +105,6 @@ def test_a_cell_is_read(tmp_path: Path) -> None:
         (None, "is missing"),
         ("{", "is no cell of a training"),
         ("{}", "KeyError"),
-        (json.dumps({**cell(), "payload": {"engine": "megatron"}}), "no engine is called"),
     ],
 )
 def test_an_unreadable_cell_is_told(tmp_path: Path, text: str | None, says: str) -> None:

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from hpcml.train.config import TrainingConfig, TrainingError
-from hpcml.train.model import add_dropout, decoder_layers, load_model, new_model
+from hpcml.train.model import (
+    add_dropout,
+    decoder_layers,
+    first_weights,
+    load_model,
+    new_model,
+)
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -112,6 +118,14 @@ def test_the_seed_decides_the_weights() -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not torch.equal(first[name], other[name])
+    assert not torch.equal(first[name], first[name.replace("layers.1", "layers.0")])
+
+
+def test_a_part_of_the_model_can_be_drawn_alone() -> None:
+    config = TrainingConfig(seed=3)
+    name = "model.layers.1.mlp.up_proj.weight"
+    whole = model(seed=3).state_dict()[name]
+    assert torch.equal(first_weights(name, tuple(whole.shape), config), whole)
 
 
 def outputs(made: Any) -> list[torch.Tensor]:
