@@ -156,12 +156,20 @@ def _hand_over(plan: Plan, run: RunFolder) -> int:
     from hpcml.cli.preview import describe
     from hpcml.launch.drive import only_driver
     from hpcml.launch.slurm.scheduler import PartlySubmitted
-    from hpcml.launch.submit import next_submission, renew_plan, settle, submit_to_slurm
+    from hpcml.launch.submit import (
+        next_submission,
+        renew_plan,
+        settle,
+        submit_to_slurm,
+        wait_longer,
+    )
 
     with only_driver(run) as lock:
         run = renew_plan(plan, run)
         for job in settle(run):
             click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
+        if plan.needs:
+            wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
         submission = next_submission(plan)
         click.echo(describe(submission), err=True)

@@ -16,7 +16,7 @@ from hpcml.launch.local import LocalScheduler
 from hpcml.launch.slurm.client import SlurmError
 from hpcml.launch.slurm.journal import clusters, of_slurm, read_journal, settled
 from hpcml.launch.slurm.query import queue
-from hpcml.launch.slurm.scheduler import SlurmScheduler
+from hpcml.launch.slurm.scheduler import SlurmScheduler, wait_for
 from hpcml.launch.slurm.states import SlurmWatcher
 from hpcml.plan import Plan, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
@@ -68,8 +68,9 @@ def next_submission(plan: Plan) -> Submission:
     if is_file(plan.folder / "plan.json"):
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
-        done = run.done()
+        # In this order: what leaves the queue meanwhile is done, or does not run any more.
         queued = _queued(run)
+        done = run.done()
         indices = [
             index
             for cell_id, index in run.ids.items()
@@ -119,22 +120,28 @@ def _unknown(trouble: str) -> UserError:
 
 
 def _unfinished_jobs(plan: Plan) -> set[int]:
-    """The jobs whose success makes an earlier stage complete: none when its cells are done.
+    """The jobs after which an earlier stage can be complete: none when its cells are done.
 
     Raises:
         UserError: cells are neither done nor in the queue, so that it never will be.
     """
     run = RunFolder.open(plan.folder, plan.digest)
-    done = run.done()
-    left = {index for cell_id, index in run.ids.items() if cell_id not in done}
-    if not left:
+    if not _left(run):
         return set()
     watcher = SlurmWatcher(run)
     watcher.ask()
-    if watcher.trouble or left - watcher.in_queue():
-        why = watcher.trouble or f"{len(left - watcher.in_queue())} of its cells are not queued"
+    queued = watcher.in_queue()
+    # The files once more: what left the queue in between is done, or will not be.
+    left = _left(run)
+    if watcher.trouble or left - queued:
+        why = watcher.trouble or f"{len(left - queued)} of its cells are not queued"
         raise UserError(f"{plan.name} must succeed first: {why}")
     return watcher.last_jobs(left)
+
+
+def _left(run: RunFolder) -> set[int]:
+    done = run.done()
+    return {index for cell_id, index in run.ids.items() if cell_id not in done}
 
 
 def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
@@ -178,11 +185,36 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
     """
     submission, script = _prepare(submission, run)
     journal = partial(run.journal, submission=submission.number)
-    needs = sorted({job for need in submission.plan.needs for job in _unfinished_jobs(need)})
+    needs = _jobs_before(submission.plan)
     links = submission.plan.links
     scheduler = SlurmScheduler(script, submission.parts, links, journal, lock, needs)
     _execute(submission, run, scheduler)
     return scheduler.jobs
+
+
+def wait_longer(plan: Plan, run: RunFolder) -> None:
+    """Let jobs of a later stage that are queued already wait for what its needs have got since.
+
+    Raises:
+        UserError: Slurm does not do it, and they could begin too early.
+    """
+    watcher = SlurmWatcher(run)
+    watcher.ask()
+    waiting = watcher.first_waiting()
+    needs = _jobs_before(plan) if waiting else []
+    if not needs:
+        return
+    try:
+        wait_for(sorted(waiting), needs)
+    except SlurmError as error:
+        raise UserError(
+            f"{plan.name} is queued, and may begin before the stages before it are complete: "
+            f"{error}; its cells then fail, and the command given again repeats them"
+        ) from None
+
+
+def _jobs_before(plan: Plan) -> list[int]:
+    return sorted({job for need in plan.needs for job in _unfinished_jobs(need)})
 
 
 def _prepare(submission: Submission, run: RunFolder) -> tuple[Submission, Path]:

@@ -15,6 +15,7 @@ from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines, last_values, numbers, parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.liveness import Alive, is_alive
+from hpcml.worker.memory import slurm_said, stderr_of
 
 #: All states, in the order in which summaries name them.
 STATES = ("running", "pending", "stopped", "lost", "failed", "done")
@@ -43,6 +44,7 @@ class CellState:
         metrics: the last value of each metric, without the progress ones.
         checkpoint_step: the step of the newest checkpoint.
         reason: one sentence for a person, where there is something to say.
+        out_of_memory: Slurm killed its job for its memory, before anybody could write that down.
         cancelled: somebody cancelled it, and it was not started again since.
         cancelled_time: when, in seconds since the epoch.
         eta_seconds: the time left of a running cell, from its speed in this attempt.
@@ -60,6 +62,7 @@ class CellState:
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     reason: str | None = None
+    out_of_memory: bool = False
     cancelled: bool = False
     checkpoint_step: int | None = None
     started: float | None = None
@@ -187,6 +190,9 @@ class _Watched:
             for event in missed:
                 self._life.add(event)
             state, reason = self._judge(alive)
+        said = self._slurm_said() if state == "lost" else None
+        if said is not None:
+            reason = f"out of memory: {said}"
         if state != "done" or not self._read_result():
             self._values.update(last_values(self._metrics.read_bytes()))
         life, values = self._life, self._values
@@ -200,6 +206,7 @@ class _Watched:
             tokens_per_second=values.get("tokens_per_second"),
             eta_seconds=self._eta(moment) if state == "running" else None,
             reason=reason,
+            out_of_memory=said is not None,
             cancelled=life.cancelled,
             checkpoint_step=life.checkpoint_step,
             started=life.first_started,
@@ -243,6 +250,13 @@ class _Watched:
         if lives is None:
             return "running", f"on {life.started.get('host')}, not verifiable from here"
         return "running", f"asked to stop ({life.signal})" if life.signal else None
+
+    def _slurm_said(self) -> str | None:
+        """What Slurm wrote of memory where the job of the lost attempt had its stderr."""
+        started = self._life.started or {}
+        run_dir, number = str(self._folder.parent.parent), _integer(started.get("submission")) or 0
+        since = _integer(started.get("stderr")) or 0
+        return slurm_said(stderr_of(run_dir, number, str(started.get("job"))), since)
 
     def _read_result(self) -> bool:
         """Take the metrics from ``result.json``, which is shorter than all metrics lines."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpcml.train.stop import AGAIN, StopRequest
+from hpcml.worker.memory import OUT_OF_MEMORY
 
 _ENGINES = {
     "torch": ("hpcml.train.torch_engine", "torch, transformers, accelerate and peft"),
@@ -16,7 +17,7 @@ _ENGINES = {
 
 
 def main() -> int:
-    """Exit code: 0 done, 75 saved after being asked to stop, 1 failed."""
+    """Exit code: 0 done, 75 saved after being asked to stop, 71 out of memory, 1 failed."""
     stop_file = os.environ.get("HPCML_STOP_FILE")
     stop = StopRequest(Path(stop_file) if stop_file else None)
     stop.install()  # before the imports below, which take seconds
@@ -51,20 +52,33 @@ def main() -> int:
     except (TrainingError, DataError, CheckpointError) as error:
         print(f"hpcml.train: {error}", file=sys.stderr)
         return 1
-    except RuntimeError as error:
-        if "out of memory" in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if _lacks_memory(error):
+            said = " ".join(str(error).split())
             print(
-                f"hpcml.train: {error}\nTry a smaller per_device_train_batch_size or "
-                "gradient_checkpointing.",
+                "hpcml.train: a smaller per_device_train_batch_size, or gradient_checkpointing, "
+                f"needs less memory\nhpcml.train: {said or 'no memory is left'}",
                 file=sys.stderr,
             )
-            return 1
+            return OUT_OF_MEMORY
         if stop.requested and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             # Another rank left while this one waited for it: all were asked to. The last
             # checkpoint stands.
             print(f"hpcml.train: a rank left before this one could save: {error}", file=sys.stderr)
             return AGAIN
         raise
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory, of a GPU or of the machine, was too small.
+
+    torch has a type for its own allocator on GPUs alone; libraries of CUDA and the allocator on
+    CPUs say it in words.
+    """
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        words in said for words in ("out of memory", "can't allocate memory")
+    )
 
 
 if __name__ == "__main__":

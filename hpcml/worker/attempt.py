@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Optional
 
-from hpcml.worker import events, processes, reports, stages
+from hpcml.worker import events, memory, processes, reports, stages
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
 
 AGAIN = 75  # EX_TEMPFAIL: "saved; run me again"
@@ -52,7 +52,7 @@ class Attempt:
         self.events_path = os.path.join(self.dir, "events.jsonl")
         self.stop_reason: Optional[str] = None
         self._lock: Optional[int] = None
-        self._elsewhere: Optional[str] = None
+        self._elsewhere: Optional[tuple[str, str]] = None
         self._own_end: Optional[float] = None
 
     # -- claiming -------------------------------------------------------------------------------
@@ -109,7 +109,6 @@ class Attempt:
         number = 1 + sum(event.get("event") == "started" for event in history)
         self._step_before = events.last_step(self.ranks.metrics_path)
         self._started = time.time()
-        self._oom_kills = _oom_kills()
         self._remove_stop_file()
         reports.clear(self.dir)
         missing = self._put_in_results_of_stages()
@@ -126,13 +125,14 @@ class Attempt:
             task=context.task,
             job=context.job,
             launch=context.launch,
+            stderr=_size(memory.stderr_of(context.run_dir, context.submission, context.job)),
             port=port,
             code=context.code,
         )
         if missing is None:
             self.ranks.start(number, port, self._lock)
         else:
-            self._elsewhere = missing
+            self._elsewhere = "application", missing
             self.ranks.number = number
             self.ranks.fail(1)
 
@@ -140,6 +140,8 @@ class Attempt:
         """Complete the cell with what earlier stages found; returns what is missing."""
         root = os.path.dirname(os.path.dirname(self.context.run_dir))
         try:
+            for run in self.context.plan.get("needs", ()):
+                stages.require(os.path.join(root, run))
             self.cell.update(stages.resolve(self.cell, root))
         except (stages.NoResult, OSError) as error:
             return str(error)
@@ -167,8 +169,9 @@ class Attempt:
             self._own_end = self._own_end or time.monotonic()
             if time.monotonic() - self._own_end < STOPPING_GRACE_SECONDS:
                 return None
-            self._elsewhere = f"node {missing[0]} did not say how its ranks ended"
-            code = code or -signal.SIGKILL
+            if not code:
+                self._elsewhere = "killed", f"node {missing[0]} did not say how its ranks ended"
+                code = -signal.SIGKILL
         return self._outcome(code)
 
     def finish(self, outcome: Outcome, again: bool) -> None:
@@ -182,10 +185,28 @@ class Attempt:
         self._clear()
         if outcome.cause == "done":
             events.write_json(os.path.join(self.dir, "result.json"), self._result(outcome))
-        events.append(
-            self.events_path, "ended", attempt=self.ranks.number, again=again, **outcome._asdict()
-        )
+        self.record(self.ranks.number, outcome, again)
         self._remove_stop_file()
+
+    def record(self, number: int, outcome: Outcome, again: bool) -> None:
+        """Write down how attempt ``number`` ended."""
+        events.append(self.events_path, "ended", attempt=number, again=again, **outcome._asdict())
+
+    def killed_with_its_job(self, history: "list[dict[str, Any]]") -> Optional[Outcome]:
+        """How the last attempt in ``history`` ended, if Slurm killed its whole job for its memory.
+
+        Then nobody was left to write it down.
+        """
+        attempts = [event for event in history if event.get("event") in ("started", "ended")]
+        if not attempts or attempts[-1]["event"] == "ended":
+            return None
+        last = attempts[-1]
+        path = memory.stderr_of(self.context.run_dir, last["submission"], last["job"])
+        said = memory.slurm_said(path, last.get("stderr", 0))
+        if said is None:
+            return None
+        step = events.last_step(self.ranks.metrics_path)
+        return Outcome(-signal.SIGKILL, "oom", f"out of memory: {said}", step, False)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -196,9 +217,8 @@ class Attempt:
             report = reports.read_report(self.dir, self.context.launch, self.ranks.number, node)
             if report is None:
                 missing.append(node)
-            elif report["code"] and self.ranks.failure is None:
-                self._elsewhere = report["reason"]
-                self.ranks.fail(report["code"])
+            elif report["code"] and self.ranks.fail(report["code"]):
+                self._elsewhere = report["cause"], report["reason"]
         return missing
 
     def _remove_stop_file(self) -> None:
@@ -212,16 +232,12 @@ class Attempt:
         )
         if code == 0:
             return Outcome(0, "done", "done", step, progress)
-        if self.stop_reason is not None or code == AGAIN:
+        cause, reason = self._elsewhere or self.ranks.verdict(code)
+        # Also when it was asked to stop: it may have needed memory to save.
+        if code == AGAIN or (self.stop_reason is not None and cause != "oom"):
             asked = f"asked to stop ({self.stop_reason})" if self.stop_reason else "wants to go on"
             return Outcome(code, "stopped", f"{asked}, {self._kept(code, step)}", step, progress)
-        if code == -signal.SIGKILL:
-            if _oom_kills() > self._oom_kills:
-                return Outcome(code, "oom", "killed: out of memory", step, progress)
-            reason = self._elsewhere or "killed by SIGKILL, often a lack of memory"
-            return Outcome(code, "killed", reason, step, progress)
-        reason = self._elsewhere or describe(code, self.ranks.last_words())
-        return Outcome(code, "application", reason, step, progress)
+        return Outcome(code, cause, reason, step, progress)
 
     def _kept(self, code: int, step: Optional[int]) -> str:
         """What is known of the state that a stopped attempt left."""
@@ -262,12 +278,6 @@ class Attempt:
         }
 
 
-def describe(code: int, words: str) -> str:
-    """One sentence for a failure: the code, and what the program said last."""
-    what = f"exit code {code}" if code > 0 else f"ended by {processes.name_of(-code)}"
-    return f"{what}: {words}" if words else what
-
-
 def _end_last_line(path: str) -> None:
     """End a line that a crash cut off, so that the next one does not continue it."""
     with open(path, "a+b") as file:
@@ -276,15 +286,10 @@ def _end_last_line(path: str) -> None:
             file.write(b"\n")
 
 
-def _oom_kills() -> int:
-    """How often the kernel killed for lack of memory in this process's control group (v2)."""
+def _size(path: str) -> int:
     try:
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            group = file.read().split("0::", 1)[1].split("\n", 1)[0]
-        with open(f"/sys/fs/cgroup{group}/memory.events", encoding="ascii") as file:
-            counts = dict(line.split() for line in file)
-        return int(counts["oom_kill"])
-    except (OSError, IndexError, KeyError, ValueError):
+        return os.path.getsize(path)
+    except OSError:
         return 0
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any, Optional, Union
 
 from hpcml.worker import events, policy, reports
-from hpcml.worker.attempt import AGAIN, Attempt, Busy, Outcome, describe
+from hpcml.worker.attempt import AGAIN, Attempt, Busy, Outcome
 from hpcml.worker.ranks import Context, Ranks
 
 # How often things that send no signal are looked at: the stop file, the parent, an old attempt.
@@ -94,6 +94,8 @@ class LeadingCell:
             return
         self._busy_since = None
         done = os.path.exists(os.path.join(attempt.dir, "result.json"))
+        if not done:
+            self._record_death(attempt)
         finished = policy.finished(
             self._history, self._context.submission, self._context.plan["retry"]
         )
@@ -107,13 +109,24 @@ class LeadingCell:
         if self._cancelled(events.read(attempt.events_path)):
             self.stop("cancelled", signal.SIGUSR1)
 
-    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
-        decision = policy.decide(
+    def _record_death(self, attempt: Attempt) -> None:
+        """Write down the end of an attempt that could not do so itself, as far as it is known."""
+        outcome = attempt.killed_with_its_job(self._history)
+        if outcome is not None:
+            number = sum(event.get("event") == "started" for event in self._history)
+            attempt.record(number, outcome, self._decide(outcome).again)
+            self._history = events.read(attempt.events_path)
+
+    def _decide(self, outcome: Outcome) -> policy.Decision:
+        return policy.decide(
             outcome.cause,
             outcome.progress,
             policy.of_submission(self._history, self._context.submission),
             self._context.plan["retry"],
         )
+
+    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+        decision = self._decide(outcome)
         if decision.cause is not None:
             outcome = outcome._replace(cause=decision.cause, reason=str(decision.reason))
         attempt.finish(outcome, decision.again)
@@ -216,14 +229,14 @@ class FollowingCell:
 
     def _end(self, ranks: Ranks, code: int) -> None:
         ranks.close()
-        words = describe(code, ranks.last_words()) if code else ""
+        cause, words = ranks.verdict(code) if code else ("done", "")
         reason = f"node {self._context.node.rank}: {words}"
         reports.leave_report(
             self._dir,
             self._context.launch,
             ranks.number,
             self._context.node.rank,
-            {"code": code, "reason": reason},
+            {"code": code, "cause": cause, "reason": reason},
         )
         self._last = ranks.number
         self._ranks = None

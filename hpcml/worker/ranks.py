@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Optional
 
-from hpcml.worker import processes
+from hpcml.worker import memory, processes
 
 # After one rank failed, the others get this long to end by themselves before they are killed.
 GRACE_SECONDS = 5.0
@@ -43,6 +43,7 @@ class Context(NamedTuple):
         job: the scheduler's id of the task.
         launch: one word for this start of the task, the same on all of its nodes.
         code: the snapshot's folder, relative to the run folder.
+        alone: whether the task's control group has no other cell in it.
     """
 
     run_dir: str
@@ -53,6 +54,7 @@ class Context(NamedTuple):
     job: str
     launch: str
     code: str
+    alone: bool
 
 
 def this_node() -> Node:
@@ -96,6 +98,9 @@ class Ranks:
         self.number = 0
         self.failure: Optional[int] = None
         self._failed_at = 0.0
+        self._failed_rank = 0
+        self._killed = False
+        self._kills = 0
         self._asked_at: Optional[float] = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._scratch = ""
@@ -109,6 +114,7 @@ class Ranks:
             lock: the descriptor that holds the cell, for the ranks to hold it as well.
         """
         self.number = number
+        self._kills = memory.kills()
         self._scratch = tempfile.mkdtemp(prefix=self.scratch_prefix)
         environment = self._environment()
         before_exec = processes.die_with_parent()
@@ -137,9 +143,10 @@ class Ranks:
     def poll(self) -> Optional[int]:
         """None while a rank runs; then 0, or the code of the first one that failed."""
         codes = [process.poll() for process in self._processes]
-        for code in codes:
-            if code:
-                self.fail(code)
+        for local_rank, code in enumerate(codes):
+            # What kill() did to the others is no news.
+            if code and not (self._killed and self.failure is not None) and self.fail(code):
+                self._failed_rank = local_rank
         if any(code is None for code in codes):
             grace = GRACE_SECONDS if self._asked_at is None else STOPPING_GRACE_SECONDS
             if self.failure is not None and time.monotonic() - self._failed_at > grace:
@@ -147,11 +154,32 @@ class Ranks:
             return None
         return self.failure or 0
 
-    def fail(self, code: int) -> None:
-        """One of the cell's ranks, here or elsewhere, ended with ``code``: the others follow."""
+    def fail(self, code: int) -> bool:
+        """One of the cell's ranks, here or elsewhere, ended with ``code``: the others follow.
+
+        Returns:
+            Whether this code counts: the first one does, unless a rank died of memory or was
+            killed. The others then failed because that one was gone, and may have been seen first.
+        """
+        telling = (memory.OUT_OF_MEMORY, *memory.KILLED)
         if self.failure is None:
-            self.failure = code
             self._failed_at = time.monotonic()
+        elif code not in telling or self.failure in telling:
+            return False
+        self.failure = code
+        return True
+
+    def verdict(self, code: int) -> "tuple[str, str]":
+        """The cause of a failure with ``code``, and a sentence for a person."""
+        words = self.last_words()
+        if code == memory.OUT_OF_MEMORY:
+            return "oom", f"out of memory: {words or f'exit code {code}'}"
+        if (self.context.alone or code in memory.KILLED) and memory.kills() > self._kills:
+            return "oom", "out of memory: the kernel killed it"
+        if code in memory.KILLED:
+            return "killed", "killed by SIGKILL, often a lack of memory"
+        what = f"exit code {code}" if code > 0 else f"ended by {processes.name_of(-code)}"
+        return "application", f"{what}: {words}" if words else what
 
     def ask_to_stop(self, signum: int) -> None:
         """Hand a request to save and leave to every rank."""
@@ -167,6 +195,7 @@ class Ranks:
 
     def kill(self) -> None:
         """End every rank at once."""
+        self._killed = True
         for process in self._processes:
             if process.poll() is None:
                 processes.kill_group(process.pid)
@@ -179,8 +208,8 @@ class Ranks:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def last_words(self) -> str:
-        """The last line on stderr of the first rank of this node that wrote any."""
-        for local_rank in range(self._count()):
+        """The last line on stderr of the rank that failed, or of the first one that wrote any."""
+        for local_rank in (self._failed_rank, *range(self._count())):
             path = self.log("err", self._rank(local_rank))
             if not os.path.exists(path):
                 continue

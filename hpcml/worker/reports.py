@@ -13,7 +13,7 @@ from hpcml.worker.events import write_json
 
 
 def leave_report(cell_dir: str, launch: str, attempt: int, node: int, report: Any) -> None:
-    """Say how the ranks of ``node`` ended: ``{"code": …, "reason": …}``."""
+    """Say how the ranks of ``node`` ended: ``{"code": …, "cause": …, "reason": …}``."""
     os.makedirs(_folder(cell_dir), exist_ok=True)
     write_json(_path(cell_dir, f"{launch}.{attempt}.{node}"), report, durable=False)
 

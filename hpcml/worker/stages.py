@@ -42,6 +42,28 @@ def resolve(value: Any, root: str) -> Any:
     return _TOKEN.sub(lambda token: _text(_result(os.path.join(root, token[1]), token[2])), value)
 
 
+def require(run_dir: str) -> None:
+    """Refuse to go on from a stage that is not complete.
+
+    What the scheduler says of its jobs is no answer: it forgets them, counts a cell that failed
+    first and was done later as failed, and one that used up its memory in between as well.
+
+    Raises:
+        NoResult: cells of the stage are not done.
+    """
+    with open(os.path.join(run_dir, "plan.json"), encoding="utf-8") as file:
+        total: int = json.load(file)["cells"]
+    done = sum(
+        os.path.exists(os.path.join(folder.path, "result.json"))
+        for folder in os.scandir(os.path.join(run_dir, "cells"))
+    )
+    if done < total:
+        raise NoResult(
+            f"the stage before is not complete: {total - done} of {total} cells of {run_dir} are "
+            "not done"
+        )
+
+
 def best_cell(run_dir: str) -> "dict[str, Any]":
     """The ``result.json`` of the best cell of a run by its objective, the only one without.
 

@@ -45,6 +45,8 @@ class Task:
             job=os.environ.get("HPCML_JOB_ID", ""),
             launch=os.environ.get("HPCML_LAUNCH", str(os.getpid())),
             code=self._record["code"],
+            # Slurm makes a control group for each job.
+            alone=self._record["pack"] == 1 and self._record.get("scheduler") == "slurm",
         )
         self._broken = False
         self._stop_signal: Optional[int] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,15 @@ def command(
     Args:
         script: the batch script. It gets the part's offset as its argument.
         part: the array.
-        after: a job that must have ended, in whatever way, before this one begins.
-        needs: jobs that must have succeeded before it begins; it is cancelled when one failed.
+        after: the job of this submission before it.
+        needs: jobs of other runs before it.
+
+    It begins when these have ended, in whatever way: what became of their cells is for the worker
+    to see. Slurm takes a job that it has forgotten for one that succeeded, and one that used up
+    its memory on the way to success for one that failed.
     """
-    conditions = [] if after is None else [f"afterany:{after}"]
-    if needs:
-        conditions.append(":".join(("afterok", *map(str, needs))))
-    dependency = [f"--dependency={','.join(conditions)}"] if conditions else []
-    if needs:
-        # Without this the job would wait for ever.
-        dependency.append("--kill-on-invalid-dep=yes")
+    before = [*([] if after is None else [after]), *needs]
+    dependency = [f"--dependency={_ended(before)}"] if before else []
     return [
         "sbatch",
         "--parsable",
@@ -47,6 +46,20 @@ def command(
         str(script),
         str(part.offset),
     ]
+
+
+def wait_for(jobs: Iterable[int], needs: Iterable[int]) -> None:
+    """Let jobs that wait in the queue begin only when other ones have ended.
+
+    Raises:
+        SlurmError: Slurm refused it; a job may have begun.
+    """
+    for job in jobs:
+        client.run(["scontrol", "update", f"JobId={job}", f"Dependency={_ended(needs)}"])
+
+
+def _ended(jobs: Iterable[int | str]) -> str:
+    return ":".join(("afterany", *map(str, jobs)))
 
 
 class SlurmScheduler:
@@ -58,7 +71,7 @@ class SlurmScheduler:
         links: how often each is submitted, each time to follow the time before.
         journal: told of each call of sbatch before and after it.
         lock: a descriptor that sbatch inherits, so that the lock lasts as long as the call.
-        needs: jobs of other runs that must have succeeded first.
+        needs: jobs of other runs that must have ended first.
     """
 
     def __init__(
@@ -101,6 +114,7 @@ class SlurmScheduler:
             "link": link,
             "offset": part.offset,
             "tasks": part.tasks,
+            "after": after,
         }
         self._journal("submitting", **what)
         try:

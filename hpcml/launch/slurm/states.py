@@ -136,6 +136,14 @@ class SlurmWatcher:
         """The jobs submitted last for some cells: when they have succeeded, the cells are done."""
         return {self._tasks[index][0].job for index in cells}
 
+    def first_waiting(self) -> set[int]:
+        """The jobs in the queue that wait for none of their own submission."""
+        if self._queue is None or self._entries is None:
+            return set()
+        first = {entry.get("job") for entry in self._entries if entry.get("after", 0) is None}
+        waiting = {job for job, state in self._queue.jobs() if state.state not in ENDED | RUNNING}
+        return {job for job in waiting if job in first}
+
     def remove(self, status: Status, cancelled: Iterable[int]) -> str | None:
         """Take the waiting tasks of cancelled cells out of the queue, if no other cell needs them.
 
@@ -229,7 +237,7 @@ class SlurmWatcher:
     def _queued(self, cell: CellState, job: JobState) -> CellState:
         if job.state not in RUNNING:
             why = words(job.reason)
-            if cell.state == "stopped" and cell.reason:
+            if cell.state in ("stopped", "lost") and cell.reason:
                 why = f"{cell.reason}; {why}"
             return replace(cell, state="pending", reason=why)
         if cell.state == "stopped" and (cell.ended or 0.0) > self._asked_time - _SKEW:
@@ -242,6 +250,8 @@ class SlurmWatcher:
         task = self._tasks[cell.index][0]
         accounts = self._accounts
         state = accounts.get((task.job, task.task)) or accounts.get((task.job, None), "")
+        if cell.out_of_memory:
+            return replace(cell, state="failed")
         if state in ENDED or state == "PREEMPTED":
             said = end_words(state)
         elif cell.state == "lost":
@@ -249,7 +259,8 @@ class SlurmWatcher:
         else:
             said = "its job has left the queue"
         last = self._last_words(task)
-        return replace(cell, state="lost", reason=f"{said}: {last}" if last else said)
+        end = "failed" if state == "OUT_OF_MEMORY" else "lost"
+        return replace(cell, state=end, reason=f"{said}: {last}" if last else said)
 
     def _ask_accounting(self, jobs: set[int]) -> dict[tuple[int, int | None], str]:
         if not self._accounting:

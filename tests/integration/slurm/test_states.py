@@ -65,43 +65,73 @@ def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
     assert "cell 0 (n=1): done" in out
 
 
+CAUSES = """
+import os, pathlib, signal, sys, time
+case = sys.argv[1]
+mark = pathlib.Path(os.environ["HPCML_CELL_DIR"], "mark")
+first = not mark.exists()
+mark.touch()
+if case == "always": sys.exit("it never works")
+if case == "once" and first: sys.exit("not yet")
+if case == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if case == "gpu": sys.exit(71)
+if case == "memory" or case == "memory once" and first:
+    x = bytearray(600 << 20)
+    time.sleep(300)
+"""
+
+
 def test_causes(login: LoginNode) -> None:
-    """One that always fails, one that fails once, one without a program, one that is killed."""
-    login.write(
-        "causes.py",
-        "import os, pathlib, signal, sys\n"
-        "case = sys.argv[1]\n"
-        "if case == 'always': sys.exit('it never works')\n"
-        "mark = pathlib.Path(os.environ['HPCML_CELL_DIR'], 'mark')\n"
-        "if case == 'once' and not mark.exists(): mark.touch(); sys.exit('not yet')\n"
-        "if case == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n",
-    )
+    """Each in the right state with its cause named, side by side in one run."""
+    login.write("causes.py", CAUSES)
+    cases = ["always", "once", "memory", "killed", "gpu", "fine"]
     recipe = login.recipe(
         "causes",
         [sys.executable, "causes.py", "{{ params.n }}"],
-        ["always", "once", "killed", "fine"],
-        retry={"application": 1},
+        cases,
+        resources={"memory": "200M"},
+        retry={"application": 1, "oom": 1},
     )
     login("sweep", recipe, "--wait", code=1)
-    assert login.states() == ["failed", "done", "failed", "done"]
-    assert login.reasons()[0] == "exit code 1: it never works"
-    assert "SIGKILL" in login.reasons()[2]
-    assert [cell["attempts"] for cell in login.status()["cells"]] == [2, 2, 1, 1]
+    assert dict(zip(cases, login.states(), strict=True)) == {
+        "always": "failed",
+        "once": "done",
+        "memory": "failed",
+        "killed": "failed",
+        "gpu": "failed",
+        "fine": "done",
+    }
+    reasons = dict(zip(cases, login.reasons(), strict=True))
+    assert reasons["always"] == "exit code 1: it never works"
+    # Slurm killed the job with its worker: it has said why.
+    assert reasons["memory"].startswith("out of memory: StepId=")
+    assert "exceeded memory limit" in reasons["memory"]
+    assert "SIGKILL" in reasons["killed"]
+    assert reasons["gpu"] == "out of memory: exit code 71"
+    assert [cell["attempts"] for cell in login.status()["cells"]] == [2, 2, 1, 1, 2, 1]
+    assert "out of memory: StepId=" in login("status").stdout
     # The job's own end says it, too.
     (job,) = login.jobs()
-    login.cluster.wait_accounted(job, ["FAILED", "COMPLETED", "FAILED", "COMPLETED"])
+    states = ["FAILED", "COMPLETED", "FAILED", "FAILED", "FAILED", "COMPLETED"]
+    login.cluster.wait_accounted(job, states)
 
 
-def test_too_little_memory(login: LoginNode) -> None:
-    """Slurm kills the job with its worker: nobody is left to say it but Slurm."""
-    program = "x = bytearray(400 << 20); __import__('time').sleep(60)"
+def test_too_little_memory_once(login: LoginNode) -> None:
+    """The next job of a chain knows what killed the one before, and has a budget for it."""
+    login.site(coming_back="chain", links=3)
+    login.write("causes.py", CAUSES)
     recipe = login.recipe(
-        "memory", [sys.executable, "-c", program], [1], resources={"memory": "100M"}
+        "memory",
+        [sys.executable, "causes.py", "{{ params.n }}"],
+        ["memory", "memory once"],
+        resources={"memory": "200M"},
+        retry={"oom": 1},
     )
-    login("sweep", recipe)
-    wait_until(lambda: login.states() == ["lost"], 60)
-    assert "its job failed" in login.reasons()[0]
-    assert "memory" in login.reasons()[0]
+    login("sweep", recipe, "--wait", code=1)
+    assert login.states() == ["failed", "done"]
+    assert login.reasons()[0].startswith("out of memory: StepId=")
+    ends = [[end["cause"] for end in ended] for ended in login.events("ended").values()]
+    assert sorted(ends) == [["oom", "done"], ["oom", "oom"]]
 
 
 def test_a_job_that_somebody_removed_from_the_queue(login: LoginNode) -> None:

@@ -124,20 +124,3 @@ def test_three_stages_with_one_command(login: LoginNode) -> None:
     model = AutoModelForCausalLM.from_pretrained(login.folder / "model")
     assert model.config.hidden_size == TINY["hidden_size"]
     AutoTokenizer.from_pretrained(login.folder / "model")
-
-
-def test_a_stage_that_can_never_begin_is_said(login: LoginNode) -> None:
-    recipe = {
-        "name": "never",
-        "resources": {"time": "1m"},
-        "stages": {
-            "first": {"kind": "command", "command": {"run": ["false"]}},
-            "second": {"needs": ["first"], "kind": "command", "command": {"run": ["true"]}},
-        },
-    }
-    path = login.write("recipe.yaml", yaml.safe_dump(recipe, sort_keys=False))
-    login("sweep", path, "--wait", code=1)
-    assert login.status("never.first")["states"] == {"failed": 1}
-    (cell,) = login.status("never.second")["cells"]
-    assert cell["state"] in ("lost", "stopped", "failed")
-    assert cell["reason"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,6 +177,38 @@ def test_another_number_of_ranks_continues(make_cell: MakeCell, data_root: Path)
     assert cells.train(parts, data_root, stop_after=18) == 75
     assert run_ranks(parts, data_root, 2) == [0, 0]
     assert_same_losses(whole, parts)
+
+
+def test_too_little_memory_of_the_machine_has_an_exit_code_of_its_own(
+    make_cell: MakeCell, data_root: Path
+) -> None:
+    # More than a terabyte, which no kernel promises.
+    cell = make_cell(parameters={"intermediate_size": 10**10})
+    assert cells.start(cell, data_root).wait(SECONDS) == 71
+    assert "allocate memory" in (cell / "log.0").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')",
+        "RuntimeError('CUDA error: out of memory\\nCUDA kernel errors might be reported late')",
+        "MemoryError()",
+    ],
+)
+def test_too_little_memory_of_a_gpu_has_it_too(make_cell: MakeCell, error: str) -> None:
+    """The engine is another one: here is no GPU whose memory could be too small."""
+    program = (
+        "import sys, torch\nfrom hpcml.train import torch_engine\n"
+        f"def run(job, stop): raise {error}\n"
+        "torch_engine.run = run\nimport hpcml.train.__main__ as train\nsys.exit(train.main())"
+    )
+    environment = {**os.environ, "HPCML_CELL_DIR": str(make_cell())}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, text=True, capture_output=True
+    )
+    assert done.returncode == 71, done.stderr
+    assert "memory" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,9 @@ class TestScheduler:
         assert (tmp_path / "calls").read_text() == "x\nx\n"
 
 
-def test_stages_depend_on_success() -> None:
+def test_stages_wait_for_the_end_of_jobs() -> None:
     (part,) = split(1, 10, None)
-    assert command(Path("/r/1.sh"), part, 5, [7, 8])[3:5] == [
-        "--dependency=afterany:5,afterok:7:8",
-        "--kill-on-invalid-dep=yes",
-    ]
+    assert command(Path("/r/1.sh"), part, 5, [7, 8])[3] == "--dependency=afterany:5:7:8"
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,27 @@ def test_cells_that_left_the_queue(run: SlurmRun) -> None:
     run.end(2, "done")
     assert run.states() == [
         ("lost", "its job was cancelled in Slurm"),
-        ("lost", "its job ran out of memory: slurmstepd: oom-kill event"),
+        ("failed", "its job ran out of memory: slurmstepd: oom-kill event"),
         ("done", None),
         ("lost", "its job has left the queue"),
     ]
     assert run.questions == ["squeue", [12]]
+
+
+def test_a_job_that_was_killed_for_its_memory(run: SlurmRun) -> None:
+    """Slurm says so in the job's stderr, whatever sacct says; the next job of a chain knows it."""
+    run.submit(12, 13)
+    run.accounts = dict.fromkeys([(13, 0), (13, 1)], "FAILED")
+    said = "slurmstepd: error: StepId=12.batch exceeded memory limit (9 > 8), being killed\n"
+    for index in (0, 1):
+        run.start(index, 12, index)
+        run.folder.tasks.joinpath(f"001.12_{index}.err").write_text(said)
+    run.queue("13_1 PENDING Dependency")
+    words = "out of memory: StepId=12.batch exceeded memory limit (9 > 8), being killed"
+    assert run.states()[:2] == [
+        ("failed", words),
+        ("pending", f"{words}; waits for the job before it"),
+    ]
 
 
 def test_without_accounting_sacct_is_not_asked(run: SlurmRun) -> None:
