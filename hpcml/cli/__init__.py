@@ -16,6 +16,7 @@ from hpcml.errors import UserError
 
 # In the order of a first session. The texts stand here so that `--help` imports nothing.
 _COMMANDS = {
+    "plan": "Say what a training will need: memory, time, layouts, checkpoints.",
     "sweep": "Run a recipe: submit what is left of it, and follow it.",
     "status": "Show the state of every cell of a run.",
     "results": "Rank the cells of a run by their metric.",

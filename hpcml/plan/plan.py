@@ -75,8 +75,8 @@ class Plan:
 
     @property
     def lead(self) -> int:
-        """Seconds between the signal and the end of a job: the site's, or half of a short job."""
-        return _lead(self.site, self.resources)
+        """Seconds between the signal and the end of a job."""
+        return lead_of(self.site, self.resources)
 
     @property
     def links(self) -> int:
@@ -187,13 +187,13 @@ def compile_plan(
         name: Reference(f"{plan.name}/{plan.run_id}") for name, plan in _before(needs).items()
     }
     cells = tuple(expand(loaded, Stages(results)))
-    resources = _resources(loaded)
+    resources = resources_of(loaded)
     options: Directives = ()
     notes = loaded.notes
     if site.scheduler == "local":
         check_fit(resources, recipe.array.pack, site, loaded.document)
     else:
-        options, more = directives(loaded, resources, site, _lead(site, resources))
+        options, more = directives(loaded, resources, site, lead_of(site, resources))
         notes += more
     missing = [name for name in recipe.env_from if name not in os.environ]
     if missing:
@@ -263,12 +263,14 @@ def _before(needs: Mapping[str, Plan]) -> dict[str, Plan]:
     return found
 
 
-def _lead(site: Site, resources: Resources) -> int:
+def lead_of(site: Site, resources: Resources) -> int:
+    """Seconds between the signal and the end of a job: the site's, or half of a short job."""
     lead = site.signal.lead
     return lead if resources.time is None else min(lead, resources.time // 2)
 
 
-def _resources(loaded: LoadedRecipe) -> Resources:
+def resources_of(loaded: LoadedRecipe) -> Resources:
+    """What a cell of a recipe gets, with every default decided."""
     asked = loaded.recipe.resources
     return Resources(
         nodes=asked.nodes,

@@ -1,0 +1,1 @@
+"""What a training will need, before anything is submitted: memory, time, layouts, checkpoints."""
