@@ -7,7 +7,7 @@ from typing import Any
 from hpcml.errors import UserError
 from hpcml.plan.resources import Resources
 from hpcml.recipe.load import LoadedRecipe
-from hpcml.recipe.slurm import EXCLUSIVE, SlurmOptions
+from hpcml.recipe.slurm import EXCLUSIVE, OPTION_NAMES, SlurmOptions
 from hpcml.recipe.units import format_duration, format_memory, parse_duration
 from hpcml.site.schema import Partition, Site
 
@@ -56,31 +56,43 @@ def directives(
 ) -> tuple[Directives, tuple[str, ...]]:
     """The options of a job in the order of the script, and notes on options that gave way.
 
-    Every option of the recipe wins over the site's. Where sbatch takes only one of two options,
-    and one comes from each, the recipe's stays and the note names the other.
+    Every option of the recipe wins over the site's, also one that is false or null there. Where
+    sbatch takes only one of two options, and one comes from each, the recipe's stays and the note
+    names the other. A job that has whole nodes has all of their memory, whatever it asked for.
 
     Raises:
-        UserError: the recipe itself gives two options of which sbatch takes one.
+        UserError: one of them gives two options of which sbatch takes one.
     """
     recipe = loaded.recipe
     pack = recipe.array.pack
     mine, theirs = _named(recipe.slurm), _named(site.slurm.options)
+    theirs = {name: value for name, value in theirs.items() if name not in _dropped(recipe.slurm)}
     memory = resources.memory * pack if resources.memory else None
     if memory is not None:
         mine["mem"] = _megabytes(memory)
     notes = []
     for group in EXCLUSIVE:
         own = [name for name in group if name in mine]
-        if len(own) > 1:
-            raise UserError(
-                f"{loaded.document.where('slurm')}: slurm: sbatch takes only one of "
-                f"{' and '.join(own)}; leave one out"
-            )
-        for name in group:
-            if own and name in theirs and name not in own:
-                del theirs[name]
-                notes.append(f"{own[0]} of the recipe wins over {name} of site {site.name}")
+        others = [name for name in group if name in theirs and name not in own]
+        for names, where in (
+            (own, f"{loaded.document.where('slurm')}: slurm"),
+            ([] if own else others, f"site {site.name}: slurm.options"),
+        ):
+            if len(names) > 1:
+                raise UserError(
+                    f"{where}: sbatch takes only one of {' and '.join(names)}; leave one out"
+                )
+        for name in others if own else []:
+            del theirs[name]
+            notes.append(f"{own[0]} of the recipe wins over {name} of site {site.name}")
     chosen = {**theirs, **mine}
+    if memory is not None and chosen.get("exclusive", "") is None:
+        whose = "the recipe" if "exclusive" in mine else f"site {site.name}"
+        chosen["mem"] = "0"
+        notes.append(
+            f"exclusive of {whose} wins over resources.memory: a job has whole nodes, with all of "
+            "their memory"
+        )
     partition = choose_partition(loaded, resources, site)
     if partition is not None and "partition" not in chosen:
         chosen["partition"] = partition.name
@@ -146,9 +158,9 @@ def _named(options: SlurmOptions) -> dict[str, str | None]:
     for field, value in options:
         if field == "sbatch" or value is None or value is False:
             continue
-        name = field.replace("_", "-")
+        name = OPTION_NAMES.get(field, field.replace("_", "-"))
         if field == "memory_per_cpu":
-            name, value = "mem-per-cpu", _megabytes(value)
+            value = _megabytes(value)
         elif field == "time_min":
             value = format_duration(parse_duration(value))
         found[name] = None if value is True else str(value)
@@ -156,6 +168,13 @@ def _named(options: SlurmOptions) -> dict[str, str | None]:
         if value is not False:
             found[name] = None if value is True else str(value)
     return found
+
+
+def _dropped(options: SlurmOptions) -> set[str]:
+    """The options that are given as false or null: there is to be none of them."""
+    given = {name: getattr(options, name) for name in options.model_fields_set - {"sbatch"}}
+    names = {OPTION_NAMES.get(name, name.replace("_", "-")): given[name] for name in given}
+    return {name for name, value in {**names, **options.sbatch}.items() if value in (None, False)}
 
 
 def _megabytes(size: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hpcml.recipe.units import Memory
 from hpcml.recipe.validation import Block
@@ -16,33 +16,47 @@ _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _OURS = {
     "array": "array.max_running, array.pack",
     "chdir": "command.directory",
+    "cpus-per-gpu": "resources.cpus",
     "cpus-per-task": "resources.cpus",
     "dependency": "stages",
     "error": "hpcml logs",
     "export": "env, env_from",
+    "export-file": "env, env_from",
     "gpus": "resources.gpus",
     "gpus-per-node": "resources.gpus",
+    "gpus-per-socket": "resources.gpus",
+    "gpus-per-task": "resources.gpus",
     "gres": "resources.gpus",
     "job-name": "name",
     "kill-on-invalid-dep": "stages",
     "mem": "resources.memory",
     "nodes": "resources.nodes",
     "ntasks": "resources.processes",
+    "ntasks-per-core": "resources.processes",
+    "ntasks-per-gpu": "resources.processes",
     "ntasks-per-node": "resources.processes",
+    "ntasks-per-socket": "resources.processes",
     "open-mode": "hpcml logs",
     "output": "hpcml logs",
     "parsable": "nothing",
     "requeue": "the site's coming_back",
     "no-requeue": "the site's coming_back",
     "signal": "the site's signal",
+    "test-only": "hpcml sweep --dry-run",
     "time": "resources.time",
+    "wait": "hpcml sweep --wait",
     "wrap": "command.run",
 }
+
+# Keys that have another name than the option.
+OPTION_NAMES = {"memory_per_cpu": "mem-per-cpu"}
 
 # Groups of options of which sbatch takes one.
 EXCLUSIVE = (
     ("mem", "mem-per-cpu", "mem-per-gpu"),
     ("exclusive", "oversubscribe"),
+    ("nodelist", "nodefile"),
+    ("core-spec", "thread-spec"),
 )
 
 
@@ -84,7 +98,11 @@ class SlurmOptions(Block):
     nodelist: Line | None = Field(default=None, description="Nodes that the job must get.")
     exclude: Line | None = Field(default=None, description="Nodes that the job must not get.")
     licenses: Line | None = Field(default=None, description="Licenses, as in `matlab:1`.")
-    exclusive: bool | None = Field(default=None, description="Whole nodes, shared with nobody.")
+    exclusive: bool | None = Field(
+        default=None,
+        description="Whole nodes, shared with nobody. A job then has all of their memory, and "
+        "`resources.memory` only chooses the partition.",
+    )
     nice: int | None = Field(default=None, description="A lower priority, from 0.")
     begin: Line | None = Field(default=None, description="The earliest time to start.")
     comment: Line | None = Field(default=None, description="A text that the accounting keeps.")
@@ -107,3 +125,11 @@ class SlurmOptions(Block):
         description="Any other long option of sbatch, without its dashes: `switches: 1`, "
         "`contiguous: true`.",
     )
+
+    @model_validator(mode="after")
+    def _once(self) -> SlurmOptions:
+        for key in self.model_fields_set:
+            name = OPTION_NAMES.get(key, key.replace("_", "-"))
+            if name in self.sbatch:
+                raise ValueError(f"{name} is given twice, as {key} and in sbatch; leave one out")
+        return self

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.launch.slurm.query import accounting
+
 from .fixtures import SlurmCluster, host_python_binds
 
 
@@ -135,6 +137,10 @@ def test_preempted_job_gets_its_signal_first(slurm_cluster: SlurmCluster, tmp_pa
     # Only a job that is still there at the end of the time of grace is requeued.
     slurm_cluster.wait_until(lambda: "start 1" in events.read_text(), timeout=30)
     assert events.read_text().splitlines() == ["start none", "signal", "start 1"]
+    # The accounting has two attempts of it; the newest one counts.
+    slurm_cluster.wait_accounted(low, ["PREEMPTED", "RUNNING"], "-D")
+    assert accounting([int(low)]) == {(int(low), None): "RUNNING"}
+    slurm_cluster.run("scancel", low)
 
 
 @pytest.mark.slurm_alone

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.launch.slurm.query import accounting
 from tests.conftest import Hpcml, wait_until
 from tests.integration.slurm.conftest import LoginNode
 from tests.integration.test_command_sweep import TRAIN
@@ -60,10 +61,16 @@ def attempts(login: LoginNode) -> list[int]:
     return [cell["attempts"] for cell in login.status()["cells"]]
 
 
-def finish(login: LoginNode, seconds: float = 120) -> None:
-    """Wait until every cell is done; no command helps."""
+def finish(login: LoginNode, seconds: float = 120, never: tuple[str, ...] = ()) -> None:
+    """Wait until every cell is done; no command helps. ``never`` are states that none may be in."""
+
+    def done() -> bool:
+        states = set(login.states())
+        assert not states & set(never), login("status").stdout
+        return states == {"done"}
+
     try:
-        wait_until(lambda: set(login.states()) == {"done"}, seconds)
+        wait_until(done, seconds)
     except AssertionError:
         pytest.fail(login("status").stdout)
 
@@ -145,10 +152,17 @@ def test_a_job_of_higher_priority(
     other = login.cluster.submit(
         "-w", "n1", "--exclusive", "-t1", script="sleep 2", folder=login.folder
     )
-    login.cluster.wait(other, "COMPLETED", timeout=90)
-    finish(login)
+    # Slurm's accounting has an end of them by now, and it is not theirs.
+    login.cluster.wait(other, "RUNNING", "COMPLETED", timeout=90)
+    finish(login, never=("lost", "failed", "stopped"))
     assert losses(login.folder) == undisturbed
     assert attempts(login) == [2, 2, 2]
+    (job,) = login.jobs()
+    login.cluster.wait_accounted(job, ["COMPLETED"] * 3)
+    earlier = [entry["State"] for entry in login.cluster.sacct(job, "-D")][:3]
+    assert set(earlier) <= {"PREEMPTED", "REQUEUED"}
+    tasks = dict.fromkeys([(int(job), index) for index in range(3)], "COMPLETED")
+    assert accounting([int(job)]) == tasks
 
 
 @pytest.mark.slurm_alone

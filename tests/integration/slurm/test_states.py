@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from hpcml.launch.slurm.query import queue
 from tests.conftest import wait_until
 from tests.integration.slurm.conftest import LoginNode
 
@@ -164,6 +165,25 @@ def test_jobs_of_others_are_none_of_ours(login: LoginNode) -> None:
     login("sweep", recipe, "--wait")
     assert login.states() == ["done"]
     login.cluster.run("scancel", other)
+
+
+@pytest.mark.parametrize(
+    ("array", "indices"),
+    [
+        ("4%1", {4}),
+        ("1-9:2%3", {1, 3, 5, 7, 9}),
+        ("60-89,91-94", {*range(60, 90), *range(91, 95)}),
+        # More than squeue shows unless it is told to.
+        (",".join(map(str, range(0, 1000, 3))), set(range(0, 1000, 3))),
+    ],
+)
+def test_every_waiting_task_of_an_array_is_seen(
+    login: LoginNode, array: str, indices: set[int]
+) -> None:
+    job = login.cluster.submit("--hold", f"--array={array}", script="true", folder=login.folder)
+    found = queue("root")
+    assert {index for number, index in found.tasks if number == int(job)} == indices
+    login.cluster.run("scancel", job)
 
 
 def test_an_interrupted_watch_leaves_the_run_alone(login: LoginNode) -> None:

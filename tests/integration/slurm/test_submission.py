@@ -166,6 +166,18 @@ def test_more_gpus_than_any_node_has(login: LoginNode) -> None:
     assert "not available" in login("sweep", recipe, code=1).stderr
 
 
+def test_whole_nodes_of_the_site_and_memory_of_the_recipe(login: LoginNode) -> None:
+    """Slurm would give the whole node, and of its memory only what the recipe needs."""
+    login.site(options={"exclusive": True})
+    hold = {"sbatch": {"hold": True}}
+    recipe = login.recipe("whole", ["true"], [1], resources={"memory": "1G"}, slurm=hold)
+    said = login("sweep", recipe).stderr
+    assert "note: exclusive of site cluster wins over resources.memory" in said
+    job = login.cluster.job(login.jobs()[0])
+    assert (job["OverSubscribe"], job["MinMemoryNode"]) == ("NO", "0")
+    login.cluster.run("scancel", *login.jobs())
+
+
 def test_variables_of_an_outer_job_do_not_leak(login: LoginNode) -> None:
     """The command is given inside a job, by somebody with habits."""
     login.environment.update(

@@ -190,6 +190,18 @@ def test_a_job_of_another_kind_is_not_looked_for(run: SlurmRun) -> None:
     assert run.look().refresh().cells[0].state == "running"
 
 
+@pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT", "NEW"])
+def test_a_state_that_may_come_back_is_no_end(run: SlurmRun, state: str) -> None:
+    """sacct has an end of the attempt before; the queue knows better."""
+    run.submit(12, cells=[[0, 0]])
+    run.queue(f"12_0 {state} None")
+    run.accounts = {(12, 0): "PREEMPTED"}
+    run.start(0, 12, 0)
+    run.end(0, "stopped", reason="saved at step 3")
+    assert run.states()[0][0] == "pending"
+    assert run.questions == ["squeue"]
+
+
 def test_links_of_a_chain_are_one(run: SlurmRun) -> None:
     run.submit(12, 13, 14, cells=[[0, 1]])
     run.queue("12_0 RUNNING None", "13_[0-1] PENDING Dependency", "14_[0-1] PENDING Dependency")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.launch.slurm.text import JobId, NoJobId, array_tasks, submitted_job
+from hpcml.launch.slurm.text import JobId, NoJobId, array_list, array_tasks, submitted_job
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,44 @@ def test_what_is_no_job_id(text: str) -> None:
         array_tasks(text)
 
 
-@given(st.sets(st.integers(0, 4000), min_size=1), st.none() | st.integers(1, 99))
-def test_any_set_of_indices_comes_back(indices: set[int], cap: int | None) -> None:
-    ordered = sorted(indices)
-    parts: list[list[int]] = []
-    for index in ordered:
-        if parts and parts[-1][1] == index - 1:
-            parts[-1][1] = index
-        else:
-            parts.append([index, index])
-    text = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in parts)
-    assert array_tasks(f"9_[{text}{f'%{cap}' if cap else ''}]") == (9, frozenset(indices))
+INDEX = st.integers(0, 4000)
+# One part of a list as Slurm prints it, and the indices that it stands for.
+PARTS = st.one_of(
+    INDEX.map(lambda i: (str(i), {i})),
+    st.tuples(INDEX, st.integers(1, 200)).map(
+        lambda r: (f"{r[0]}-{r[0] + r[1]}", set(range(r[0], r[0] + r[1] + 1)))
+    ),
+    st.tuples(INDEX, st.integers(1, 200), st.integers(1, 50)).map(
+        lambda r: (f"{r[0]}-{r[0] + r[1]}:{r[2]}", set(range(r[0], r[0] + r[1] + 1, r[2])))
+    ),
+)
+CAP = st.none() | st.integers(1, 10**6)
+
+
+@given(st.integers(1, 2**26), st.lists(PARTS, min_size=1, max_size=12), CAP)
+def test_the_whole_grammar_of_lists(
+    job: int, parts: list[tuple[str, set[int]]], cap: int | None
+) -> None:
+    """Indices, ranges, and ranges with a step, in any order and number, with and without a cap."""
+    text = ",".join(written for written, _ in parts)
+    expected = frozenset().union(*(indices for _, indices in parts))
+    limit = f"%{cap}" if cap else ""
+    assert array_tasks(f"{job}_[{text}{limit}]") == (job, expected)
+
+
+@given(st.integers(1, 2**26), st.lists(PARTS, min_size=1, max_size=12), CAP, st.data())
+def test_a_shortened_list_is_never_taken_for_the_whole(
+    job: int, parts: list[tuple[str, set[int]]], cap: int | None, data: st.DataObject
+) -> None:
+    """Slurm ends it by dots; a terminal, or a fixed width, cuts it anywhere."""
+    text = ",".join(written for written, _ in parts)
+    limit = f"%{cap}" if cap else ""
+    assert array_tasks(f"{job}_[{text},...{limit}]") == (job, None)
+    whole = f"{job}_[{text}{limit}]"
+    cut = whole[: data.draw(st.integers(len(f"{job}_["), len(whole) - 1))]
+    assert array_tasks(cut) == (job, None)
+
+
+@given(st.sets(INDEX, min_size=1))
+def test_what_is_written_is_read(indices: set[int]) -> None:
+    assert array_tasks(f"9_[{array_list(indices)}]") == (9, frozenset(indices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hpcml.errors import UserError
 from hpcml.plan import Plan, compile_plan
 from hpcml.recipe.load import load_recipe
+from hpcml.recipe.slurm import EXCLUSIVE
 from hpcml.site.search import load_site
 
 PARTITIONS = [
@@ -59,13 +61,72 @@ def test_of_two_that_exclude_each_other_the_recipes_stays_and_the_other_is_named
     assert "mem of the recipe wins over mem-per-cpu of site cluster" in note
 
 
-def test_a_recipe_that_gives_both_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [(first, other) for group in EXCLUSIVE for first, other in permutations(group, 2)],
+)
+def test_of_each_group_only_one_stays(tmp_path: Path, mine: str, theirs: str) -> None:
+    recipe = {"resources": {"memory": "3G"}} if mine == "mem" else {"slurm": given(mine)}
+    if theirs == "mem":
+        with pytest.raises(UserError, match=r"mem is set by hpcml; use resources\.memory"):
+            plan(tmp_path, recipe, given(theirs))
+        return
+    found = plan(tmp_path, recipe, given(theirs))
+    assert mine in options(found)
+    assert theirs not in options(found)
+    assert found.notes == (f"{mine} of the recipe wins over {theirs} of site cluster",)
+
+
+def given(name: str) -> dict[str, Any]:
+    """An option, by its key where it has one."""
+    keys = {"mem-per-cpu": "memory_per_cpu", "exclusive": "exclusive", "nodelist": "nodelist"}
+    value = (
+        "1G" if name.startswith("mem") else True if name in ("exclusive", "oversubscribe") else "1"
+    )
+    return {keys[name]: value} if name in keys else {"sbatch": {name: value}}
+
+
+@pytest.mark.parametrize("place", ["recipe", "site"])
+def test_two_that_exclude_each_other_from_one_place_are_refused(tmp_path: Path, place: str) -> None:
+    both = {"exclusive": True, "sbatch": {"oversubscribe": True}}
+    with pytest.raises(UserError, match="only one of exclusive and oversubscribe"):
+        plan(
+            tmp_path, {"slurm": both} if place == "recipe" else {}, both if place == "site" else {}
+        )
     recipe = {"resources": {"memory": "3G"}, "slurm": {"memory_per_cpu": "1G"}}
     with pytest.raises(UserError, match="only one of mem and mem-per-cpu"):
         plan(tmp_path, recipe)
 
 
-@pytest.mark.parametrize("name", ["array", "output", "gres", "time", "wrap", "requeue"])
+@pytest.mark.parametrize("place", ["recipe", "site"])
+def test_whole_nodes_have_all_of_their_memory(tmp_path: Path, place: str) -> None:
+    recipe: dict[str, Any] = {"resources": {"memory": "3G"}}
+    if place == "recipe":
+        recipe["slurm"] = {"exclusive": True}
+    found = plan(tmp_path, recipe, {"exclusive": True} if place == "site" else {})
+    assert options(found)["mem"] == "0"
+    whose = "the recipe" if place == "recipe" else "site cluster"
+    assert found.notes[0].startswith(f"exclusive of {whose} wins over resources.memory: ")
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_a_recipe_takes_an_option_of_the_site_away(tmp_path: Path, value: object) -> None:
+    recipe = {"resources": {"memory": "3G"}, "slurm": {"exclusive": value, "qos": None}}
+    found = plan(tmp_path, recipe, {"exclusive": True, "qos": "long"})
+    assert options(found)["mem"] == "3072M"
+    assert not {"exclusive", "qos"} & options(found).keys()
+    found = plan(
+        tmp_path, {"slurm": {"sbatch": {"contiguous": False}}}, {"sbatch": {"contiguous": True}}
+    )
+    assert "contiguous" not in options(found)
+
+
+def test_an_option_in_two_ways_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mem-per-cpu is given twice, as memory_per_cpu and in"):
+        plan(tmp_path, {"slurm": {"memory_per_cpu": "1G", "sbatch": {"mem-per-cpu": "2G"}}})
+
+
+@pytest.mark.parametrize("name", ["array", "output", "gres", "time", "wrap", "requeue", "wait"])
 def test_what_hpcml_sets_itself_is_refused_with_the_key_to_use(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"{name} is set by hpcml; use "):
         plan(tmp_path, {"slurm": {"sbatch": {name: "x"}}})
