@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _BANNER = re.compile(r"Submitted batch job (\d+)(?: on cluster (\S+))?")
 _PARSABLE = re.compile(r"(\d+)(?:;([\w.-]+))?")
-_ARRAY = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d+)?\]?)")
+_ARRAY = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d*)?\]?)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
