@@ -1,4 +1,4 @@
-"""Looking at the filesystem, and flushing to it, with errors that a person understands."""
+"""Looking at the filesystem, with errors that a person understands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcml.errors import UserError
@@ -91,23 +91,3 @@ def expanded(text: str, origin: str) -> Path:
             "command, or choose another place"
         )
     return Path(os.path.expandvars(text)).expanduser()
-
-
-def flush_file(path: Path) -> None:
-    """Flush a file's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def flush_folder(path: Path) -> None:
-    """Flush a folder's entries, so that a rename in it survives a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        # Some network filesystems cannot flush a folder; the rename itself is still atomic there.
-        with suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,7 @@ from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcml.plan import Plan, Submission
+    from hpcml.plan import Plan, Snapshot, Submission
     from hpcml.runs.folder import RunFolder
     from hpcml.runs.status import Status
 
@@ -86,15 +86,16 @@ def _run(plans: list[Plan], *, wait: bool) -> int:
     from hpcml.launch.submit import create_run, next_submission
     from hpcml.render import render_script
 
-    for plan in plans:
-        render_script(next_submission(plan))  # a fault must show before anything is made
+    previews = [next_submission(plan) for plan in plans]
+    for preview in previews:
+        render_script(preview)  # a fault must show before anything is made
     runs = []
-    for plan in plans:
+    for plan, preview in zip(plans, previews, strict=True):
         if plan.site.scheduler == "local":
             code = _run_here(next_submission(plan), create_run(plan))
         else:
             runs.append(create_run(plan))
-            code = _hand_over(plan, runs[-1])
+            code = _hand_over(plan, preview.snapshot, runs[-1])
         if code:
             _say_what_waits(plan, plans)
             return code
@@ -151,7 +152,7 @@ def _finish(run: RunFolder, status: Status) -> int:
     return 0 if status.counts() == {"done": len(run)} else 1
 
 
-def _hand_over(plan: Plan, run: RunFolder) -> int:
+def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     """Give the cells to a cluster's scheduler, which goes on without this command."""
     from hpcml.cli.preview import describe
     from hpcml.launch.drive import only_driver
@@ -171,7 +172,7 @@ def _hand_over(plan: Plan, run: RunFolder) -> int:
         if plan.needs:
             wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
-        submission = next_submission(plan)
+        submission = next_submission(plan, code)
         click.echo(describe(submission), err=True)
         if not submission.indices:
             return 0

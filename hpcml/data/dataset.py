@@ -26,6 +26,7 @@ import numpy.typing as npt
 from hpcml.data.corpus import Corpus, DataError, Document
 from hpcml.data.sampler import Indices
 from hpcml.data.tokenizer import load_tokenizer, train_tokenizer
+from hpcml.worker.flush import flush_folder, flush_tree
 
 SPLITS = ("train", "eval")
 IGNORE = -100
@@ -304,15 +305,14 @@ def _build_and_publish(folder: Path, corpus: Corpus, settings: DatasetSettings) 
     building.mkdir()
     try:
         _build(building, corpus, settings)
-        for path in (*building.rglob("*"), building):
-            _flush(path)
+        flush_tree(building)
         try:
             building.rename(folder)
         except OSError:
             # Without a lock another process may have been faster; its files are the same.
             if not folder.is_dir():
                 raise
-        _flush(folder.parent)
+        flush_folder(folder.parent)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -449,11 +449,3 @@ class _Writer:
         self._writer.write_batch(self._pa.record_batch([rows], names=["tokens"]))
         self.counts += np.bincount(values, minlength=self._vocab_size)
         self._pending, self._size = [], 0
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

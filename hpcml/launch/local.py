@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.launch.executor import TaskJob
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.processes import kill_marked
-
-AGAIN = 75  # the exit code of a task that saved and wants to run again
 
 
 class _Running:

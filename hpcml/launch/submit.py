@@ -18,7 +18,7 @@ from hpcml.launch.slurm.journal import clusters, of_slurm, read_journal, settled
 from hpcml.launch.slurm.query import queue
 from hpcml.launch.slurm.scheduler import SlurmScheduler, wait_for
 from hpcml.launch.slurm.states import SlurmWatcher
-from hpcml.plan import Plan, Submission, take_snapshot
+from hpcml.plan import Plan, Snapshot, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
 from hpcml.render import render_script
 from hpcml.runs import disk
@@ -62,21 +62,22 @@ def renew_plan(plan: Plan, run: RunFolder) -> RunFolder:
     return RunFolder.open(run.path)
 
 
-def next_submission(plan: Plan) -> Submission:
-    """What giving ``plan`` to the scheduler now would submit: every cell that is not done."""
+def next_submission(plan: Plan, snapshot: Snapshot | None = None) -> Submission:
+    """What giving ``plan`` to the scheduler now would submit: every cell that is not done.
+
+    Args:
+        plan: the cells.
+        snapshot: the code that they run; by default that of now.
+    """
     number, indices = 1, list(range(len(plan.cells)))
     if is_file(plan.folder / "plan.json"):
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
         # In this order: what leaves the queue meanwhile is done, or does not run any more.
-        queued = _queued(run)
-        done = run.done()
-        indices = [
-            index
-            for cell_id, index in run.ids.items()
-            if cell_id not in done and index not in queued
-        ]
-    return Submission(plan, number, tuple(indices), take_snapshot(plan))
+        given = _queued(run)
+        given |= {run.ids[cell_id] for cell_id in run.done()}
+        indices = [index for index in indices if index not in given]
+    return Submission(plan, number, tuple(indices), snapshot or take_snapshot(plan))
 
 
 def _queued(run: RunFolder) -> set[int]:

@@ -2,5 +2,14 @@
 
 from hpcml.plan.plan import Plan, Submission, compile_plan, compile_stages, take_snapshot
 from hpcml.plan.resources import Resources
+from hpcml.plan.snapshot import Snapshot
 
-__all__ = ["Plan", "Resources", "Submission", "compile_plan", "compile_stages", "take_snapshot"]
+__all__ = [
+    "Plan",
+    "Resources",
+    "Snapshot",
+    "Submission",
+    "compile_plan",
+    "compile_stages",
+    "take_snapshot",
+]

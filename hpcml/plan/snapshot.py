@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,8 +21,9 @@ from pathlib import Path
 
 import hpcml
 from hpcml.errors import UserError
-from hpcml.files import RUNS_ROOT_MARK, flush_file, flush_folder
+from hpcml.files import RUNS_ROOT_MARK
 from hpcml.recipe.units import format_memory
+from hpcml.worker.flush import SIDE_BY_SIDE, flush_folder, flush_tree
 
 # Reading more names than this means that the folder is no project but somebody's home.
 _MAX_FILES = 20_000
@@ -45,20 +47,12 @@ class Snapshot:
             return target
         temporary = folder / f".{self.digest}.{uuid.uuid4().hex[:8]}"
         try:
-            for name, source in self.files:
-                copy = temporary / name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                if source.is_symlink():
-                    copy.symlink_to(_link_target(source))
-                else:
-                    shutil.copy2(source, copy)
-            (temporary / "project").mkdir(parents=True, exist_ok=True)
+            for parent in {"project", *(os.path.dirname(name) for name, _ in self.files)}:
+                (temporary / parent).mkdir(parents=True, exist_ok=True)
+            with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+                list(pool.map(lambda file: _copy(file[1], temporary / file[0]), self.files))
             # All at once, when all are written: the disk then has little left to wait for.
-            for parent, _, names in os.walk(temporary):
-                for name in names:
-                    if not os.path.islink(os.path.join(parent, name)):
-                        flush_file(Path(parent, name))
-                flush_folder(Path(parent))
+            flush_tree(temporary)
             os.rename(temporary, target)
             flush_folder(folder)
         finally:
@@ -202,6 +196,13 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
         name = os.fsdecode(closed[1])
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder / name))
     return result.stdout if result.returncode == 0 else None
+
+
+def _copy(source: Path, copy: Path) -> None:
+    if source.is_symlink():
+        copy.symlink_to(_link_target(source))
+    else:
+        shutil.copy2(source, copy)
 
 
 def _link_target(link: Path) -> str:

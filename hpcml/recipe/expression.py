@@ -78,16 +78,16 @@ def text_of(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, Reference):
-        try:
-            return value.token
-        except ValueError as error:
-            raise ExpressionError(str(error)) from None
     if value is None or isinstance(value, (bool, int, list, tuple, dict)):
         try:
             return _encode(value)
         except (TypeError, ValueError):
             pass
+    if isinstance(value, Reference):
+        try:
+            return value.token
+        except ValueError as error:
+            raise ExpressionError(str(error)) from None
     raise ExpressionError(f"the result is {type(value).__name__}, not text, a number or a list")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hpcml.recipe.cell import ABSENT, Row, canonical_json
+from hpcml.recipe.cell import ABSENT, Entry, Row, canonical_json
 from hpcml.recipe.expression import ExpressionError, Parameters, Template
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.problems import KeyPath, Problems
@@ -87,10 +87,20 @@ class CommandCells:
         self._arguments = len(command.run)
         self._variables = tuple(recipe.env)
         self._texts = [self._text(path, text) for path, text in texts]
-        self._fragments = {
-            name: f"{json.dumps(name)}:{canonical_json(value)}" for name, value in fixed.items()
-        }
-        self._keys = [f"{json.dumps(name)}:" for name in names]
+        # The members of a cell's canonical JSON: the key, the position in the row or among the
+        # texts, and what a parameter that is not in the row is instead.
+        self._members = [
+            (
+                f"{json.dumps(name)}:",
+                names.index(name) if name in names else None,
+                canonical_json(fixed[name]) if name in fixed else None,
+            )
+            for name in sorted({*fixed, *names})
+        ]
+        self._env_members = [
+            (f"{json.dumps(name)}:", self._arguments + self._variables.index(name))
+            for name in sorted(self._variables)
+        ]
 
     def params(self, row: Row) -> dict[str, Any]:
         """Return the cell's parameters."""
@@ -102,7 +112,7 @@ class CommandCells:
 
     def payload(self, row: Row, index: int) -> dict[str, Any]:
         """Return the arguments, the folder and the environment."""
-        texts = [text(row, index) for text in self._texts]
+        texts = [text(row, index).value for text in self._texts]
         rest = texts[self._arguments :]
         return {
             "argv": texts[: self._arguments],
@@ -111,32 +121,43 @@ class CommandCells:
         }
 
     def identity(self, row: Row, index: int) -> str:
-        """Return the cell's id."""
-        fragments = dict(self._fragments)
-        for name, key, entry in zip(self.names, self._keys, row, strict=True):
-            if entry is not ABSENT:
-                fragments[name] = key + entry.text
-        params = ",".join([fragments[name] for name in sorted(fragments)])
-        payload = canonical_json(self.payload(row, index))
-        return _digest(f'{{"kind":"command","params":{{{params}}},"payload":{payload}}}')
+        """Return the cell's id: of the canonical JSON of its parameters and its payload."""
+        members = []
+        for key, position, otherwise in self._members:
+            if position is not None and row[position] is not ABSENT:
+                members.append(key + row[position].text)
+            elif otherwise is not None:
+                members.append(key + otherwise)
+        params = ",".join(members)
+        texts = [text(row, index).text for text in self._texts]
+        argv = ",".join(texts[: self._arguments])
+        env = ",".join([key + texts[position] for key, position in self._env_members])
+        has_directory = len(texts) > self._arguments + len(self._variables)
+        directory = texts[-1] if has_directory else "null"
+        return _digest(
+            f'{{"kind":"command","params":{{{params}}},'
+            f'"payload":{{"argv":[{argv}],"directory":{directory},"env":{{{env}}}}}}}'
+        )
 
-    def _text(self, path: KeyPath, text: str) -> Callable[[Row, int], str]:
+    def _text(self, path: KeyPath, text: str) -> Callable[[Row, int], Entry]:
         template = compiled(text, path, self._problems)
         if template.constant:
-            return lambda row, index: text
+            constant = Entry(text, canonical_json(text))
+            return lambda row, index: constant
 
-        def render(row: Row, index: int) -> str:
+        def render(row: Row, index: int) -> Entry:
             context = {
                 "params": Parameters(self.params(row)),
                 "cell": {"index": index},
                 "stages": self._stages,
             }
             try:
-                return template.render(context)
+                rendered = template.render(context)
             except ExpressionError as error:
                 self._problems.add(path, str(error))
                 self._problems.raise_any()
                 raise
+            return Entry(rendered, canonical_json(rendered))
 
         if template.names is None:
             return render

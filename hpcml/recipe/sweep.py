@@ -73,7 +73,7 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
             if row[position] is not ABSENT and not condition(row):
                 row = (*row[:position], ABSENT, *row[position + 1 :])
                 dropped = True
-        if any(exclude(row) for exclude in excluded):
+        if excluded and any(exclude(row) for exclude in excluded):
             continue
         identity = source.identity(row, len(cells))
         if identity in seen:

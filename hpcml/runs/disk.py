@@ -8,8 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcml.files import flush_file, flush_folder
 from hpcml.worker import metrics
+from hpcml.worker.flush import flush_file, flush_folder
+
+# Made once: there are thousands of cells.
+_readable = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_escaped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dumps(record: object) -> bytes:
@@ -18,9 +22,9 @@ def dumps(record: object) -> bytes:
     Text stays readable, except where it has no UTF-8 form (lone surrogates): that is escaped.
     """
     try:
-        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+        return _readable(record).encode()
     except UnicodeEncodeError:
-        return json.dumps(record, separators=(",", ":")).encode()
+        return _escaped(record).encode()
 
 
 def append_line(path: Path, record: dict[str, Any], *, durable: bool = False) -> None:

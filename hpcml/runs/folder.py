@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
-from hpcml.files import RUNS_ROOT_MARK, expanded, flush_folder, is_file, plain_errors
-from hpcml.runs.disk import append_line, dumps, replace, write_flushed
+from hpcml.files import RUNS_ROOT_MARK, expanded, is_file, plain_errors
+from hpcml.runs.disk import append_line, dumps, replace
+from hpcml.worker.flush import flush_folder, flush_tree
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CREATING = ".creating-"
@@ -170,11 +171,11 @@ class RunFolder:
                 for folder in ("cells", "submissions", "scripts", "tasks"):
                     (building / folder).mkdir()
                 _write_cells(building, cells)
-                write_flushed(building / "recipe.yaml", recipe_text.encode())
-                write_flushed(building / "site.yaml", site_text.encode())
+                (building / "recipe.yaml").write_bytes(recipe_text.encode())
+                (building / "site.yaml").write_bytes(site_text.encode())
                 plan = json.dumps(plan_json, indent=2, ensure_ascii=False) + "\n"
-                write_flushed(building / "plan.json", plan.encode())
-                flush_folder(building)
+                (building / "plan.json").write_bytes(plan.encode())
+                flush_tree(building)
                 # Two commands at once: the first rename wins, and both continue with that run.
                 won = _publish(building, target)
             flush_folder(target.parent)
@@ -320,10 +321,17 @@ class RunFolder:
                     found.add(json.loads(path.read_bytes())["code"])
         return found
 
-    def journal(self, event: str, **fields: Any) -> None:
-        """Append to the journal of submissions, and flush it before returning."""
+    def journal(self, event: str, *, durable: bool = True, **fields: Any) -> None:
+        """Append to the journal of submissions.
+
+        Args:
+            event: what happened.
+            durable: flush it before returning, and with it what was appended before.
+            fields: more about it.
+        """
         with plain_errors(f"write to {self.journal_file}"):
-            append_line(self.journal_file, {"time": now(), "event": event, **fields}, durable=True)
+            entry = {"time": now(), "event": event, **fields}
+            append_line(self.journal_file, entry, durable=durable)
 
 
 def _write_cells(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
@@ -338,11 +346,9 @@ def _write_cells(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
             file.write(line)
             offsets.append(position)
             position += len(line)
-        file.flush()
-        os.fsync(file.fileno())
     if sys.byteorder == "big":
         offsets.byteswap()
-    write_flushed(folder / "cells.idx", offsets.tobytes())
+    (folder / "cells.idx").write_bytes(offsets.tobytes())
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines, last_values, numbers, parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.liveness import Alive, is_alive
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.memory import slurm_said, stderr_of
 
 #: All states, in the order in which summaries name them.
@@ -224,7 +225,7 @@ class _Watched:
             code = life.ended.get("code")
             # A cause that a newer worker writes and this version does not know.
             by_code = (
-                {0: "done", 75: "stopped"}.get(code, "failed") if code is not None else "failed"
+                {0: "done", AGAIN: "stopped"}.get(code, "failed") if code is not None else "failed"
             )
             state = _STATE_OF_CAUSE.get(str(cause), by_code)
             if state == "done":

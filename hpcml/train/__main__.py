@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from hpcml.train.stop import AGAIN, StopRequest
+from hpcml.train.stop import StopRequest
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.memory import OUT_OF_MEMORY
 
 _ENGINES = {

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from hpcml.worker.flush import flush_folder, flush_tree
 from hpcml.worker.metrics import append_line
 
 MANIFEST = "manifest.json"
@@ -116,14 +117,13 @@ class CheckpointStore:
             },
         }
         (writing / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in (*writing.rglob("*"), writing):
-            _flush(path)
+        flush_tree(writing)
         final = self.folder / f"step-{step}"
         if final.exists():
             # The same step again has the same content; the old one was flushed long ago.
             self._remove(final)
         writing.rename(final)
-        _flush(self.folder)
+        flush_folder(self.folder)
         if best:
             self._point("best", step)
         self._point("latest", step)
@@ -150,7 +150,7 @@ class CheckpointStore:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.folder / pointer)
-        _flush(self.folder)
+        flush_folder(self.folder)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -295,11 +295,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

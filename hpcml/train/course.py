@@ -19,8 +19,9 @@ from hpcml.data.dataset import Dataset
 from hpcml.train.checkpoint import Checkpoint, CheckpointStore
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.group import Group
-from hpcml.train.stop import AGAIN, StopRequest
+from hpcml.train.stop import StopRequest
 from hpcml.train.training_data import TrainingData
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.metrics import append_line
 
 

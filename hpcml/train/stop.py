@@ -11,8 +11,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-AGAIN = 75
-"""Exit code for "saved; run me again"."""
+from hpcml.worker.codes import AGAIN
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 _FILE_CHECK_SECONDS = 1.0

@@ -14,9 +14,8 @@ import time
 from typing import Any, NamedTuple, Optional
 
 from hpcml.worker import events, memory, processes, reports, stages
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
-
-AGAIN = 75  # EX_TEMPFAIL: "saved; run me again"
 
 
 class Busy(Exception):

@@ -8,7 +8,8 @@ import time
 from typing import Any, Optional, Union
 
 from hpcml.worker import events, policy, reports
-from hpcml.worker.attempt import AGAIN, Attempt, Busy, Outcome
+from hpcml.worker.attempt import Attempt, Busy, Outcome
+from hpcml.worker.codes import AGAIN
 from hpcml.worker.ranks import Context, Ranks
 
 # How often things that send no signal are looked at: the stop file, the parent, an old attempt.

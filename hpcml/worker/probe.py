@@ -22,7 +22,7 @@ from typing import Any, Callable, Optional
 # file is not there.
 LIMIT = 120.0
 TICK = 0.05
-AGAIN = 75
+AGAIN = 75  # that of codes.py, which is not there: this file goes to the nodes by itself
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 Wait = Generator[None, None, float]

@@ -8,12 +8,11 @@ import traceback
 from types import FrameType
 from typing import Any, Optional
 
-from hpcml.worker.attempt import AGAIN, read_cell
+from hpcml.worker.attempt import read_cell
 from hpcml.worker.cell import TICK_SECONDS, Cell, FollowingCell, LeadingCell
+from hpcml.worker.codes import AGAIN, BROKEN
 from hpcml.worker.processes import name_of
 from hpcml.worker.ranks import Context, this_node
-
-BROKEN = 70  # EX_SOFTWARE
 
 # Signals of the scheduler that ask for a checkpoint. INT is for people who run a script by hand.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)

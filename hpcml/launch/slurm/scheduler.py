@@ -13,7 +13,7 @@ from hpcml.plan.arrays import Part
 
 _MAYBE = "It may have submitted the job all the same; the command given again looks for it first."
 
-#: Writes a line of the run's journal before returning.
+#: Writes a line of the run's journal; with ``durable`` it is on the disk before it returns.
 Journal = Callable[..., None]
 
 
@@ -102,11 +102,11 @@ class SlurmScheduler:
             after = None if part.after is None else numbers[part.after]
             for link in range(self._links):
                 after = numbers[part.number] = self._submit_part(part, link, after)
-        jobs = []
-        for part in self._parts:
-            number = numbers[part.number]
-            jobs += [TaskJob(folder, f"{number}_{index}") for index in range(part.tasks)]
-        return jobs
+        return [
+            TaskJob(folder, f"{numbers[part.number]}_{index}")
+            for part in self._parts
+            for index in range(part.tasks)
+        ]
 
     def _submit_part(self, part: Part, link: int, after: int | None) -> int:
         what: dict[str, Any] = {
@@ -136,7 +136,8 @@ class SlurmScheduler:
                     f"{_MAYBE}",
                 )
             ) from None
-        self._journal("submitted", **what, job=job.number, cluster=job.cluster)
+        # The next line flushes this one. If a crash comes first, the job is found in the queue.
+        self._journal("submitted", durable=False, **what, job=job.number, cluster=job.cluster)
         self.jobs.append(job.number)
         return job.number
 

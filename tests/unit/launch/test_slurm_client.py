@@ -94,7 +94,7 @@ class TestScheduler:
             Path("/run/001.sh"),
             split(tasks, 2, cap),
             links,
-            lambda event, **fields: self.journal.append((event, fields)),
+            lambda event, durable=True, **fields: self.journal.append((event, fields)),
             lock=0,
         )
         return scheduler.submit(folder, range(tasks))

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcml.recipe import Cell
+
 from .writing import COMMAND, TRAIN, Recipes
 
 
@@ -32,9 +34,26 @@ def test_no_sweep_is_one_cell(recipes: Recipes) -> None:
     assert cell.swept == {}
     assert cell.payload == {"argv": ["echo", "hello"], "directory": None, "env": {}}
     assert len(cell.id) == 12
+    assert cell.id == digest(cell)
+
+
+def digest(cell: Cell) -> str:
     content = {"kind": "command", "params": cell.params, "payload": cell.payload}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert cell.id == hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def test_the_id_is_of_all_that_a_command_gets(recipes: Recipes) -> None:
+    """Whatever the values are, in whatever order they are written, swept in this cell or not."""
+    cells = recipes.cells(
+        "name: t\nkind: command\nparams: {z: é, n: {k: [1, 2.5, null], a: 1}, b: 7}\n"
+        "sweep: {grid: {y.q: ['\"', 1.0], b: [1, 2], a: [1, true, null, ü]}, "
+        "when: {b: params.a == 1}}\n"
+        'env: {Z: "{{ params.a }}", A: "{{ cell.index }}", M: plain}\n'
+        'command: {run: [echo, "{{ params.n }}{{ params.b }}"], directory: "{{ params.a }}"}\n'
+    )
+    assert [cell.id for cell in cells] == [digest(cell) for cell in cells]
+    assert {cell.params["b"] for cell in cells} == {1, 2, 7}
 
 
 def test_the_last_axis_of_a_grid_is_fastest(recipes: Recipes) -> None:
