@@ -176,7 +176,8 @@ def _zero(parts: tuple[Part, ...], training: Training, layout: Layout) -> Memory
     Stage 1 divides the last by the number of data-parallel ranks, stage 2 the second too, stage 3
     all. In 32 bits it is 4 + 4 + 8, and 12 from stage 1 on, where the divided copy is another one.
     Stages 1 and 2 pad the flat tensor of each parameter group to twice the ranks, stage 3 each
-    tensor to the ranks.
+    tensor to the ranks. Not counted: stage 2 may keep the gradients of a tensor that lies across
+    two ranks whole on both.
     """
     stage, ranks = layout.zero_stage, layout.data
     element = 2 if training.half else 4
@@ -191,7 +192,8 @@ def _zero(parts: tuple[Part, ...], training: Training, layout: Layout) -> Memory
     master = 4 if training.half or stage else 0
     optimizer = share * (master + 4 * training.optimizer_values)
     gradients = element * (share if stage >= 2 else learning)
-    weights = element * whole
+    # The weights are views of the flat tensors.
+    weights = element * (share * ranks if stage in (1, 2) and whole == learning else whole)
     bucket = min(BUCKET, _count(parts, learning=True)) * element if ranks > 1 else 0
     buffers = bucket
     if stage == 3 and ranks > 1:
