@@ -91,6 +91,7 @@ class Plan:
             "resources": asdict(self.resources),
             "retry": self.retry,
             "signal": {"name": self.site.signal.name, "lead": self.lead},
+            "node_mtbf": self.site.node_mtbf,
         }
 
     def document(self) -> dict[str, Any]:

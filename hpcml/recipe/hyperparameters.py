@@ -326,8 +326,8 @@ _TRAINING = (
     ),
     Hyperparameter(
         "save_steps", "Training", "whole number",
-        "Steps between two checkpoints; being asked to stop always saves one.",
-        default=100, aliases=("checkpoint_frequency",), minimum=1, unit="steps",
+        "Steps between two checkpoints; by default the time of checkpoint.interval.",
+        aliases=("checkpoint_frequency",), minimum=1, unit="steps",
         engines=_torch("when a checkpoint is written"),
     ),
     Hyperparameter(

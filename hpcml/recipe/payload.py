@@ -216,6 +216,11 @@ class TrainCells:
                 texts[path] = text
         self._templates = {path: compiled(text, path, problems) for path, text in texts.items()}
         self._constant = all(template.constant for template in self._templates.values())
+        if recipe.checkpoint.interval != "auto" and "save_steps" in {*names, *fixed}:
+            problems.add(
+                ("checkpoint", "interval"),
+                "save_steps says when to save as well, in steps; give one of them",
+            )
         matter = interacting({*names, *fixed}) & set(names)
         self._alone = [
             (position, name, f"{json.dumps(name)}:")
@@ -244,7 +249,7 @@ class TrainCells:
         return {
             **self._common(parameters, index)[0],
             "parameters": parameters,
-            "checkpoint": {"keep": recipe.checkpoint.keep},
+            "checkpoint": recipe.checkpoint.model_dump(),
         }
 
     def identity(self, row: Row, index: int) -> str:

@@ -181,8 +181,14 @@ class Array(Block):
 
 
 class Checkpoint(Block):
-    """Which checkpoints stay."""
+    """How often a training saves, and which checkpoints stay."""
 
+    interval: Literal["auto"] | Annotated[Duration, Field(gt=0)] = Field(
+        default="auto",
+        description="The time between two checkpoints. `auto` is the one that loses the least: it "
+        "follows from how long saving takes and how often the site's nodes fail. The parameter "
+        "`save_steps` counts steps instead. A training that is asked to stop always saves.",
+    )
     keep: Count = Field(default=2, description="How many of the last ones stay, besides the best.")
 
 
@@ -307,7 +313,8 @@ class Recipe(Block):
     )
     array: Array = Field(default_factory=Array, description="How cells are put into jobs.")
     checkpoint: Checkpoint = Field(
-        default_factory=Checkpoint, description="Which checkpoints stay."
+        default_factory=Checkpoint,
+        description="How often a training saves, and which checkpoints stay.",
     )
     retry: Retry = Field(default_factory=Retry, description="Attempts after failures.")
     env: dict[VariableName, Written] = Field(

@@ -250,7 +250,7 @@ class _Watched:
             return "running", "cancelled, about to stop"
         if lives is None:
             return "running", f"on {life.started.get('host')}, not verifiable from here"
-        return "running", f"asked to stop ({life.signal})" if life.signal else None
+        return "running", f"asked to stop ({life.signal})" if life.signal else life.warning
 
     def _slurm_said(self) -> str | None:
         """What Slurm wrote of memory where the job of the lost attempt had its stderr."""
@@ -296,6 +296,7 @@ class _Life:
     started: dict[str, Any] | None = None
     ended: dict[str, Any] | None = None
     signal: str | None = None
+    warning: str | None = None
     cancelled: bool = False
     checkpoint_step: int | None = None
     resumed_from: int = 0
@@ -308,7 +309,7 @@ class _Life:
         kind = event.get("event")
         if kind == "started":
             self.attempts = max(self.attempts + 1, _integer(event.get("attempt")) or 0)
-            self.started, self.ended, self.signal = event, None, None
+            self.started, self.ended, self.signal, self.warning = event, None, None, None
             self.cancelled = False
             self.resumed_from = self.checkpoint_step or 0
             self.started_time = parse_time(event.get("time", ""))
@@ -318,6 +319,11 @@ class _Life:
             self.ended_time = parse_time(event.get("time", ""))
         elif kind == "signal":
             self.signal = str(event.get("signal"))
+        elif kind == "short_lead":
+            self.warning = (
+                f"saving takes {_integer(event.get('saving'))} s, but the signal comes only "
+                f"{_integer(event.get('lead'))} s before the end: raise the site's signal.lead"
+            )
         elif kind == "checkpoint":
             self.checkpoint_step = _integer(event.get("step"))
         elif kind == "cancelled":

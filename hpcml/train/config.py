@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -72,7 +73,7 @@ class TrainingConfig:
     # course
     eval_strategy: str = "steps"
     eval_steps: int = 100
-    save_steps: int = 100
+    save_steps: int | None = None  # by the clock, see TrainingJob.interval
     logging_steps: int = 10
     load_best_model_at_end: bool = False
     early_stopping_patience: int | None = None
@@ -168,6 +169,10 @@ class TrainingJob:
         eval_fraction: part of the documents that is held out.
         packing: whether documents are joined into sequences without gaps.
         keep: how many checkpoints remain.
+        interval: seconds between two checkpoints, or None for the ones that lose the least. With
+            ``save_steps`` it does not count.
+        mtbf: mean seconds between two failures of the job.
+        lead: seconds between the signal and the end of the job, or None if nobody knows.
         metric, mode: the objective; ``mode`` is ``min`` or ``max``.
         data_root: where tokenized data lies.
         metrics: the file for metrics lines, or None.
@@ -186,6 +191,9 @@ class TrainingJob:
     eval_fraction: float = 0.05
     packing: bool = True
     keep: int = 2
+    interval: float | None = None
+    mtbf: float = math.inf
+    lead: float | None = None
     metric: str = "eval_loss"
     mode: str = "min"
     metrics: Path | None = None
@@ -249,6 +257,12 @@ class TrainingJob:
             payload = cell["payload"]
             data = payload["data"]
             objective = payload.get("objective") or {}
+            checkpoint = payload.get("checkpoint") or {}
+            interval = checkpoint.get("interval", "auto")
+            nodes = int(environment.get("WORLD_SIZE", "1")) // int(
+                environment.get("LOCAL_WORLD_SIZE", "1")
+            )
+            lead = environment.get("HPCML_SIGNAL_LEAD")
             return cls(
                 cell_dir=cell_dir,
                 cell_id=cell["id"],
@@ -261,7 +275,10 @@ class TrainingJob:
                 tokenizer=_path(data.get("tokenizer")),
                 eval_fraction=data.get("eval_fraction", 0.05),
                 packing=data.get("packing", True),
-                keep=payload.get("checkpoint", {}).get("keep", 2),
+                keep=checkpoint.get("keep", 2),
+                interval=None if interval == "auto" else float(interval),
+                mtbf=float(environment.get("HPCML_NODE_MTBF", "inf")) / max(nodes, 1),
+                lead=float(lead) if lead else None,
                 metric=objective.get("metric", "eval_loss"),
                 mode=objective.get("mode", "min"),
                 data_root=Path(environment.get("HPCML_DATA_ROOT") or cell_dir / "data"),

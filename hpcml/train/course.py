@@ -19,8 +19,10 @@ from hpcml.data.dataset import Dataset
 from hpcml.train.checkpoint import Checkpoint, CheckpointStore
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.group import Group
+from hpcml.train.interval import CheckpointClock
 from hpcml.train.stop import StopRequest
 from hpcml.train.training_data import TrainingData
+from hpcml.worker import events
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.metrics import append_line
 
@@ -114,6 +116,8 @@ class Course:
         self._loss_steps = 0
         self._tokens = 0
         self._clock = time.perf_counter()
+        self._saves: CheckpointClock | None = None
+        self._warned = False
 
     # -- the beginning --------------------------------------------------------------------------
 
@@ -130,6 +134,17 @@ class Course:
         self.group.wait()
         self.stop.hold()
         self._clock = time.perf_counter()
+        if self.config.save_steps is None:
+            self._saves = CheckpointClock(
+                self.job.interval, self.job.mtbf, self._last_save(), time.monotonic()
+            )
+
+    def _last_save(self) -> float | None:
+        """How long saving took the last time, in seconds."""
+        for event in reversed(events.read(str(self.job.events))):
+            if event.get("event") == "checkpoint":
+                return float(event["seconds"])
+        return None
 
     # -- after each step ------------------------------------------------------------------------
 
@@ -158,11 +173,19 @@ class Course:
         self.due = Due(
             log=self.step % config.logging_steps == 0 or last,
             evaluate=self.data.held_out is not None and (self._evaluates() or last),
-            save=self.step % config.save_steps == 0 or last,
+            save=last,
         )
+        # The first rank's clock counts for all.
+        by_clock = (
+            self._saves is not None and self.group.first and self._saves.due(time.monotonic())
+        )
+        asked, clock = self.group.any(self.stop.requested, by_clock)
+        self.due.save |= clock
+        if config.save_steps is not None:
+            self.due.save |= self.step % config.save_steps == 0
         if last:
             self.progress.finished = self.due.end = True
-        elif self.group.any(self.stop.requested):
+        elif asked:
             self.stopped = self.due.save = self.due.end = True
         return self.due
 
@@ -286,7 +309,25 @@ class Course:
             self.group.wait()
         # Nobody leaves before it is published.
         self.group.wait()
-        self._clock += time.perf_counter() - paused
+        seconds = time.perf_counter() - paused
+        self._clock += seconds
+        self._note_saving(seconds)
+
+    def _note_saving(self, seconds: float) -> None:
+        if not self.group.first:
+            return
+        if self._saves is not None and (line := self._saves.saved(seconds, time.monotonic())):
+            print(line, flush=True)
+        lead = self.job.lead
+        if lead is not None and seconds > lead and not self._warned:
+            self._warned = True
+            events.append(str(self.job.events), "short_lead", saving=seconds, lead=lead)
+            print(
+                f"saving took {seconds:.0f} s, but the signal to save comes only {lead:.0f} s "
+                "before a job's end: what is done after the last checkpoint can be lost. Raise "
+                "signal.lead of the site",
+                flush=True,
+            )
 
     def names_best(self) -> bool:
         """Whether the checkpoint that is about to be saved is the best one so far; noted."""

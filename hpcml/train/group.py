@@ -48,13 +48,13 @@ class Group:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
 
-    def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether any rank says so."""
         if self._side is None:
-            return flag
-        answer = torch.tensor([int(flag)])
+            return flags
+        answer = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._side)
-        return bool(answer.item())
+        return tuple(bool(value) for value in answer.tolist())
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks. Any shape; on the CPU."""

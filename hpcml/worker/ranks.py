@@ -258,6 +258,8 @@ class Ranks:
             HPCML_ATTEMPT=str(self.number),
             HPCML_METRICS=self.metrics_path,
             HPCML_STOP_FILE=self.stop_file,
+            HPCML_SIGNAL_LEAD=str(context.plan["signal"]["lead"]),
+            HPCML_NODE_MTBF=str(context.plan["node_mtbf"]),
             HPCML_CHECKPOINTS=os.path.join(self.dir, "checkpoints"),
             OMP_NUM_THREADS=str(context.plan["resources"]["cpus"]),
             TMPDIR=self._scratch,

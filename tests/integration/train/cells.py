@@ -70,6 +70,7 @@ def write_cell(
     model: Path | None = None,
     packing: bool = True,
     keep: int = 2,
+    interval: float | str = "auto",
     data: Mapping[str, Any] | None = None,
     objective: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
@@ -90,7 +91,7 @@ def write_cell(
             "packing": packing,
             **(data or {}),
         },
-        "checkpoint": {"keep": keep},
+        "checkpoint": {"interval": interval, "keep": keep},
         "objective": objective or {"metric": "eval_loss", "mode": "min"},
         "parameters": chosen,
     }
@@ -109,11 +110,16 @@ def environment(cell_dir: Path, data_root: Path) -> dict[str, str]:
     }
 
 
-def train(cell_dir: Path, data_root: Path, stop_after: int | None = None) -> int:
-    """Train a cell in this process; returns the exit code."""
+def train(
+    cell_dir: Path,
+    data_root: Path,
+    stop_after: int | None = None,
+    more: Mapping[str, str] | None = None,
+) -> int:
+    """Train a cell in this process; returns the exit code. ``more`` is environment."""
     from hpcml.train import torch_engine
 
-    job = TrainingJob.load(cell_dir, environment(cell_dir, data_root))
+    job = TrainingJob.load(cell_dir, {**environment(cell_dir, data_root), **(more or {})})
     return torch_engine.run(job, StopAfter(stop_after))
 
 

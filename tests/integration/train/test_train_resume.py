@@ -11,7 +11,7 @@ import cells
 import pytest
 
 from hpcml.train.checkpoint import CheckpointError
-from hpcml.train.config import TrainingError
+from hpcml.train.config import TrainingError, TrainingJob
 
 MakeCell = Callable[..., Path]
 
@@ -70,6 +70,35 @@ def test_fine_tuning_continues_to_the_last_bit(
     assert cells.train(parts, data_root) == 0
     assert cells.metrics(parts) == cells.metrics(whole)
     assert cells.weights(parts) == cells.weights(whole)
+
+
+def test_the_clock_says_when_to_save(
+    make_cell: MakeCell, data_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    often = make_cell("often", parameters={"save_steps": None}, interval=1e-9, keep=20)
+    assert cells.train(often, data_root) == 0
+    assert [event["step"] for event in cells.events(often, "checkpoint")] == list(range(1, 13))
+    rare = make_cell("rare", parameters={"save_steps": None}, interval=3600)
+    assert cells.train(rare, data_root) == 0
+    assert [event["step"] for event in cells.events(rare, "checkpoint")] == [12]
+    assert "checkpoints every" not in capsys.readouterr().out
+
+
+def test_the_log_says_how_the_interval_was_found(
+    make_cell: MakeCell, data_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = make_cell("auto", parameters={"save_steps": None})
+    environment = {"HPCML_NODE_MTBF": "7200", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert TrainingJob.load(cell, environment).mtbf == 3600
+    assert cells.train(cell, data_root, more={"HPCML_NODE_MTBF": "3600"}) == 0
+    assert "this job fails every 1 h" in capsys.readouterr().out
+
+
+def test_a_lead_that_is_too_short_is_told(make_cell: MakeCell, data_root: Path) -> None:
+    cell = make_cell()
+    assert cells.train(cell, data_root, more={"HPCML_SIGNAL_LEAD": "0.0001"}) == 0
+    (event,) = cells.events(cell, "short_lead")
+    assert event["saving"] > event["lead"] == 0.0001
 
 
 def test_a_finished_training_only_leaves_its_metrics_again(

@@ -99,6 +99,8 @@ def test_a_model_is_never_changed_and_reads_what_it_writes(recipes: Recipes) -> 
         ("resources: {nodes: '1'}\n", ["resources.nodes", "whole number", "not '1'"]),
         ("resources: {nodes: true}\n", ["resources.nodes", "whole number", "not true"]),
         ("resources: [1]\n", ["resources", "must be a mapping, not a list"]),
+        ("checkpoint: {interval: often}\n", ["checkpoint.interval", "auto", "1h30m"]),
+        ("checkpoint: {interval: 0}\n", ["checkpoint.interval", "more than 0"]),
         ("retry: {oom: -1}\n", ["retry.oom", "at least 0"]),
         ("description: 3\n", ["description", "must be text, not 3"]),
         ("objective: {metric: a b}\n", ["objective.metric", "spaces"]),

@@ -231,6 +231,14 @@ def test_mistakes_in_a_sweep(recipes: Recipes, sweep: str, parts: list[str]) -> 
         assert part in message
 
 
+def test_when_to_save_is_said_once(recipes: Recipes) -> None:
+    text = TRAIN + "checkpoint: {interval: 10m}\n"
+    for steps in ("params: {save_steps: 5}\n", "sweep: {grid: {save_steps: [5, 10]}}\n"):
+        message = recipes.error(text + steps)
+        assert "checkpoint.interval" in message
+        assert "save_steps" in message
+
+
 def test_mistakes_in_parameters(recipes: Recipes) -> None:
     message = recipes.error(COMMAND + "params:\n  a: {b: 1}\n  a.b: 2\n")
     assert "recipe.yaml:6: params.a.b: it is the same parameter" in message
@@ -319,7 +327,7 @@ def test_the_payload_of_a_training(recipes: Recipes) -> None:
         },
         "objective": {"metric": "eval_loss", "mode": "min"},
         "env": {"A": "0.0003"},
-        "checkpoint": {"keep": 2},
+        "checkpoint": {"interval": "auto", "keep": 2},
     }
     assert parameters["learning_rate"] == 3e-4
     assert parameters["per_device_train_batch_size"] == 8

@@ -196,6 +196,16 @@ def test_a_request_to_stop_shows(fake: FakeRun) -> None:
         assert only(fake).reason == "asked to stop (USR1)"
 
 
+def test_a_lead_that_is_too_short_shows(fake: FakeRun) -> None:
+    fake.start(0)
+    fake.event(0, "short_lead", saving=95.3, lead=60)
+    with fake.alive(0):
+        reason = only(fake).reason
+    assert reason is not None
+    assert "95 s" in reason
+    assert "60 s" in reason
+
+
 def test_attempts_follow_each_other(fake: FakeRun) -> None:
     fake.start(0, 0)
     fake.checkpoint(0, 50)

@@ -26,6 +26,7 @@ class Run:
             "resources": {**resources, **settings.pop("resources", {})},  # type: ignore[dict-item]
             "retry": settings.pop("retry", {"application": 0, "oom": 0, "killed": 0}),
             "signal": {"name": "USR1", "lead": settings.pop("lead", 20)},
+            "node_mtbf": settings.pop("node_mtbf", 10**6),
         }
         python = [sys.executable, "-c"]
         # One that waits for the program instead of becoming it.
