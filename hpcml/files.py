@@ -15,6 +15,13 @@ from hpcml.errors import UserError
 # The file by which a runs root is known: what earlier runs left is no part of a project.
 RUNS_ROOT_MARK = ".hpcml-runs"
 
+
+def root_of_cell() -> Path | None:
+    """The runs root of the cell in which this command is given, if it is given in one."""
+    run_dir = os.environ.get("HPCML_RUN_DIR")
+    return Path(run_dir).parent.parent if run_dir else None
+
+
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "your disk quota is used up; free some space, or choose another place",

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcml import __version__
 from hpcml.errors import UserError
-from hpcml.files import expanded
+from hpcml.files import expanded, root_of_cell
 from hpcml.plan.arrays import Part, split
 from hpcml.plan.container import Container, choose_container
 from hpcml.plan.inputs import check_inputs
@@ -284,12 +284,15 @@ def resources_of(loaded: LoadedRecipe) -> Resources:
 
 
 def runs_root(site: Site, root: Path | None) -> Path:
-    """The runs root: `root` if given, `$HPCML_RUNS`, the site's, or `runs` in this folder."""
+    """The runs root: `root` if given, `$HPCML_RUNS`, the site's, that of the cell in which the
+    command is given, or `runs` in this folder.
+    """
     if root is None:
         if named := os.environ.get("HPCML_RUNS"):
             root = expanded(named, "$HPCML_RUNS")
         else:
-            root = expanded(site.runs or "runs", f"site {site.name}: runs")
+            default = str(root_of_cell() or "runs")
+            root = expanded(site.runs or default, f"site {site.name}: runs")
     if ":" in str(root.absolute()):
         raise UserError(
             f"{root.absolute()}: the path of the runs root has a ':' in it, where PYTHONPATH "

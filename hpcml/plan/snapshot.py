@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import hpcml
+from hpcml import resources
 from hpcml.errors import UserError
 from hpcml.files import RUNS_ROOT_MARK
 from hpcml.recipe.units import format_memory
@@ -103,7 +104,12 @@ def _readable(project: Path | None) -> Iterator[None]:
 
 
 def project_root(folder: Path) -> Path:
-    """The folder a snapshot starts at: the git work tree around ``folder``, or ``folder``."""
+    """The folder a snapshot starts at: the git work tree around ``folder``, or ``folder``.
+
+    For a recipe that lies in a snapshot, because the command is given in a cell, that snapshot.
+    """
+    if (copy := _snapshot_around(folder)) is not None:
+        return copy
     top = _git(folder, "rev-parse", "--show-toplevel")
     return Path(os.fsdecode(top.rstrip(b"\n"))) if top else folder
 
@@ -112,18 +118,38 @@ def _package() -> Iterator[tuple[str, Path]]:
     root = Path(hpcml.__file__).resolve().parent
     for path in sorted(root.rglob("*.py")):
         yield str(path.relative_to(root)), path
+    # For commands that are given in a cell.
+    for name in ("site_configs", "templates"):
+        folder = resources.folder(name)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                yield f"{name}/{path.relative_to(folder)}", path
+
+
+def _snapshot_around(folder: Path) -> Path | None:
+    """The user's files in the snapshot of a run, where ``folder`` lies in one."""
+    for parent in (folder, *folder.parents):
+        # As Snapshot.write() and the run folder name them: RUN/code/DIGEST/project.
+        run = parent.parent.parent.parent
+        if parent.name == "project" and (run / "plan.json").is_file():
+            return parent
+    return None
 
 
 def _project(folder: Path, exclude: Path) -> Iterator[tuple[str, Path]]:
-    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    copied = _snapshot_around(folder) is not None
     names: Iterable[str]
+    listed = None
+    if not copied:
+        listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None:
         names = _walk(folder, exclude)
     else:
         names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
     for count, name in enumerate(names):
         path = folder / name
-        if path == exclude or exclude in path.parents or _among_runs(path.parent):
+        among_runs = path == exclude or exclude in path.parents or _among_runs(path.parent)
+        if among_runs and not copied:
             continue
         if count > _MAX_FILES:
             raise UserError(

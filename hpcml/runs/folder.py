@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
-from hpcml.files import RUNS_ROOT_MARK, expanded, is_file, plain_errors
+from hpcml.files import RUNS_ROOT_MARK, expanded, is_file, plain_errors, root_of_cell
 from hpcml.runs.disk import append_line, dumps, replace
 from hpcml.worker.flush import flush_folder, flush_tree
 
@@ -38,8 +38,13 @@ def now() -> str:
 
 
 def default_root() -> Path:
-    """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here."""
-    return expanded(os.environ.get("HPCML_RUNS") or "runs", "$HPCML_RUNS").absolute()
+    """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here.
+
+    In a cell, whose folder is a copy of the project, beside the run that it belongs to.
+    """
+    if named := os.environ.get("HPCML_RUNS"):
+        return expanded(named, "$HPCML_RUNS").absolute()
+    return root_of_cell() or Path("runs").absolute()
 
 
 class RunFolder:

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from hpcml.train.stop import StopRequest
-from hpcml.worker.codes import AGAIN
-from hpcml.worker.memory import OUT_OF_MEMORY
+from hpcml.worker.codes import AGAIN, OUT_OF_MEMORY
 
 _ENGINES = {
     "torch": ("hpcml.train.torch_engine", "torch, transformers, accelerate and peft"),

@@ -5,3 +5,6 @@ AGAIN = 75
 
 BROKEN = 70
 """A fault of the worker itself (``EX_SOFTWARE``)."""
+
+OUT_OF_MEMORY = 71
+"""Too little memory, of a GPU or of the machine (``EX_OSERR``); `retry.oom` counts it."""

@@ -5,9 +5,6 @@ import re
 import signal
 from typing import Optional
 
-# EX_OSERR: what a payload ends with to say that it had too little memory, of whatever kind.
-OUT_OF_MEMORY = 71
-
 # How a process ends that SIGKILL ended, and how a shell ends whose program SIGKILL ended.
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 

@@ -11,6 +11,18 @@ import time
 from typing import Any, NamedTuple, Optional
 
 from hpcml.worker import memory, processes
+from hpcml.worker.codes import OUT_OF_MEMORY
+
+# What the batch script tells the worker. A payload that starts cells itself must not hand it on.
+_OF_THE_SCRIPT = frozenset(
+    (
+        "HPCML_LAUNCH",
+        "HPCML_MASTER_ADDR",
+        "HPCML_NODE_COUNT",
+        "HPCML_NODE_RANK",
+        "HPCML_TASK",
+    )
+)
 
 # After one rank failed, the others get this long to end by themselves before they are killed.
 GRACE_SECONDS = 5.0
@@ -59,9 +71,12 @@ class Context(NamedTuple):
 
 def this_node() -> Node:
     """The node as the batch script described it; one node without a description."""
+    count = int(os.environ.get("HPCML_NODE_COUNT", "1"))
+    rank = os.environ.get("HPCML_NODE_RANK") or os.environ.get("SLURM_NODEID") or "0"
     return Node(
-        rank=int(os.environ.get("HPCML_NODE_RANK") or os.environ.get("SLURM_NODEID") or "0"),
-        of=int(os.environ.get("HPCML_NODE_COUNT", "1")),
+        # A run of one node within a job of several may see the job's variables.
+        rank=int(rank) if count > 1 else 0,
+        of=count,
         master_address=os.environ.get("HPCML_MASTER_ADDR", "127.0.0.1"),
     )
 
@@ -161,7 +176,7 @@ class Ranks:
             Whether this code counts: the first one does, unless a rank died of memory or was
             killed. The others then failed because that one was gone, and may have been seen first.
         """
-        telling = (memory.OUT_OF_MEMORY, *memory.KILLED)
+        telling = (OUT_OF_MEMORY, *memory.KILLED)
         if self.failure is None:
             self._failed_at = time.monotonic()
         elif code not in telling or self.failure in telling:
@@ -172,7 +187,7 @@ class Ranks:
     def verdict(self, code: int) -> "tuple[str, str]":
         """The cause of a failure with ``code``, and a sentence for a person."""
         words = self.last_words()
-        if code == memory.OUT_OF_MEMORY:
+        if code == OUT_OF_MEMORY:
             return "oom", f"out of memory: {words or f'exit code {code}'}"
         if (self.context.alone or code in memory.KILLED) and memory.kills() > self._kills:
             return "oom", "out of memory: the kernel killed it"
@@ -249,7 +264,7 @@ class Ranks:
 
     def _environment(self) -> "dict[str, str]":
         context, payload = self.context, self.cell["payload"]
-        environment = dict(os.environ)
+        environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_SCRIPT}
         environment.update(
             HPCML_RUN_DIR=context.run_dir,
             HPCML_CELL_DIR=self.dir,

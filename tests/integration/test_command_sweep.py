@@ -325,3 +325,15 @@ def test_secrets_reach_the_payload_and_no_file(hpcml: Hpcml) -> None:
     hpcml("sweep", recipe)
     for path in hpcml.run_folder().rglob("*"):
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+def test_a_cell_may_run_a_sweep_itself(hpcml: Hpcml) -> None:
+    """With the hpcml and the files of its own run; the new run lies beside it."""
+    descent(hpcml)
+    inner = [sys.executable, "-m", "hpcml", "sweep", "recipe.yaml", "--site", "local"]
+    recipe = {"name": "outer", "kind": "command", "command": {"run": inner}}
+    del hpcml.environment["PYTHONPATH"]
+    hpcml.environment["SLURM_NODEID"] = "1"  # as in a job of several nodes
+    hpcml("sweep", hpcml.write("outer.yaml", json.dumps(recipe)), "--site", "local")
+    assert hpcml.status("descent")["states"] == {"done": 3}
+    assert {path.name for path in (hpcml.folder / "runs").iterdir()} >= {"outer", "descent"}

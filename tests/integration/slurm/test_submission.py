@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
 from itertools import accumulate
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.launch.slurm.client import environment
 from tests.conftest import wait_until
 from tests.integration.slurm.conftest import LoginNode
 
@@ -178,28 +181,80 @@ def test_whole_nodes_of_the_site_and_memory_of_the_recipe(login: LoginNode) -> N
     login.cluster.run("scancel", *login.jobs())
 
 
-def test_variables_of_an_outer_job_do_not_leak(login: LoginNode) -> None:
-    """The command is given inside a job, by somebody with habits."""
-    login.environment.update(
-        SBATCH_PARTITION="debug",
-        SBATCH_ARRAY_INX="5-6",
-        SBATCH_TIMELIMIT="5",
-        SLURM_ARRAY_TASK_ID="7",
-        SLURM_ARRAY_JOB_ID="1",
-        SLURM_JOB_ID="1",
-        SLURM_CPUS_PER_TASK="9",
-        SQUEUE_FORMAT="%A",
-        SQUEUE_STATES="completed",
-        SACCT_FORMAT="user",
-        SLURM_TIME_FORMAT="relative",
-    )
+# Where the cluster is, and who asks.
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+
+
+def test_no_variable_that_slurm_knows_leaks(
+    login: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that its commands look for in their environment, taken from the programs themselves."""
+    programs = [shutil.which(name) for name in ("sbatch", "srun", "squeue", "scancel", "sacct")]
+    libraries = Path("/usr/lib").rglob("libslurmfull*.so")
+    text = b"".join(Path(str(path)).read_bytes() for path in [*programs, *libraries])
+    pattern = rb"\b(_?S(?:LURM|BATCH|RUN|ALLOC|QUEUE|ACCT|CANCEL|CONTROL|INFO)D?_[A-Z0-9_]+)\0"
+    names = {name.decode() for name in re.findall(pattern, text)}
+    assert {"SBATCH_PARTITION", "SLURM_ARRAY_TASK_ID", "SQUEUE_FORMAT", "SLURMD_NODENAME"} <= names
+    for name in names:
+        monkeypatch.setenv(name, "leaked")
+    kept = {name for name, value in environment().items() if value == "leaked"}
+    assert kept <= KEPT
+    # What sbatch makes of the rest is a job as if nothing had been set.
+    login.environment.update(dict.fromkeys(names - KEPT, "7"))
+    login.environment.update(SBATCH_PARTITION="debug", SBATCH_TIMELIMIT="5", SQUEUE_STATES="CD")
     recipe = login.recipe(
         "outer",
-        ["sh", "-c", "echo $SLURM_JOB_PARTITION $SLURM_CPUS_PER_TASK $SBATCH_TIMELIMIT"],
+        ["sh", "-c", "echo $SLURM_JOB_PARTITION $SLURM_CPUS_PER_TASK; env | grep -c ^SBATCH"],
         [1],
     )
-    login("sweep", recipe, "--wait")
-    assert (login.cell_dirs()[0] / "log.1.out").read_text() == "gpu 1\n"
+    login("sweep", recipe, "--wait", code=1)
+    (cell,) = login.cell_dirs()
+    assert (cell / "log.1.out").read_text() == "gpu 1\n0\n"
+
+
+def test_a_cell_that_submits_cells(login: LoginNode) -> None:
+    """A job gives the command itself. What it submits is a run beside its own, and none of it."""
+    login.write(
+        "tell.py",
+        "import json, os, pathlib, time\n"
+        "pathlib.Path(os.environ['HPCML_CELL_DIR'], 'told').write_text("
+        "json.dumps(dict(os.environ)))\n"
+        # The cell that submitted this one ends meanwhile, on the same node.
+        f"while not os.path.exists({str(login.folder / 'go')!r}): time.sleep(0.1)\n",
+    )
+    # So that the cell has no other hpcml than its run's.
+    del login.environment["PYTHONPATH"]
+    node = {"nodelist": "n1"}
+    login.recipe("inner", [sys.executable, "tell.py"], [1, 2], slurm=node)
+    outer = login.recipe(
+        "outer",
+        [sys.executable, "-m", "hpcml", "sweep", "inner.yaml"],
+        [1],
+        resources={"gpus": 2, "processes": 1, "cpus": 3},
+        slurm=node,
+        env={"MINE": "yes"},
+    )
+    login("sweep", outer, "--wait")
+    # What is edited after the outer one was submitted is not what runs.
+    (login.folder / "tell.py").write_text("raise SystemExit('edited')")
+    wait_until(lambda: len(list(login.folder.glob("runs/inner/*/cells/*/told"))) == 2, 60)
+    (login.folder / "go").touch()
+    wait_until(lambda: login.status("inner")["states"] == {"done": 2}, 60)
+    (job,) = [
+        json.loads(line)["job"]
+        for file in login.folder.glob("runs/outer/*/submissions.jsonl")
+        for line in file.read_text().splitlines()
+        if '"submitted"' in line
+    ]
+    for path in login.folder.glob("runs/inner/*/cells/*/told"):
+        told = json.loads(path.read_text())
+        assert told["MINE"] == "yes"
+        assert told["SLURM_ARRAY_JOB_ID"] != str(job)
+        assert told["SLURM_CPUS_PER_TASK"] == told["OMP_NUM_THREADS"] == "1"
+        assert "CUDA_VISIBLE_DEVICES" not in told
+        # But from where it was submitted.
+        about = {name for name, value in told.items() if "/outer/" in value}
+        assert about == {"SLURM_SUBMIT_DIR"}
 
 
 def test_a_run_folder_with_any_name(login: LoginNode) -> None:

@@ -33,10 +33,35 @@ def test_only_what_says_where_the_cluster_is_reaches_slurm(
     put(fake, "squeue", "env")
     monkeypatch.setenv("SBATCH_PARTITION", "x")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("_SLURM_SPANK_OPTION_pyxis_container_image", "x")
     monkeypatch.setenv("SLURM_CONF", "/there/slurm.conf")
+    monkeypatch.setenv("SLURM_JWT", "who asks")
     names = {line.partition("=")[0] for line in client.run(["squeue"]).splitlines()}
-    assert not names & {"SBATCH_PARTITION", "SLURM_JOB_ID"}
-    assert {"SLURM_CONF", "SLURM_BITSTR_LEN", "PATH"} <= names
+    assert not names & {"SBATCH_PARTITION", "SLURM_JOB_ID", "SLURMD_NODENAME"}
+    assert not any("SPANK" in name for name in names)
+    assert {"SLURM_CONF", "SLURM_JWT", "SLURM_BITSTR_LEN", "PATH"} <= names
+
+
+def test_what_a_cell_found_is_no_part_of_what_it_submits(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(fake, "sbatch", "env")
+    code = "/runs/outer/1/code/abc"
+    monkeypatch.setenv("HPCML_RUN_DIR", "/runs/outer/1")
+    monkeypatch.setenv("HPCML_CELL_DIR", "/runs/outer/1/cells/a")
+    monkeypatch.setenv("HPCML_SITE", "mine")
+    monkeypatch.setenv("PYTHONPATH", f"/mine:{code}")
+    for name in ("RANK", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HPCML_JOB_ID"):
+        monkeypatch.setenv(name, "7")
+    lines = client.run(["sbatch"]).splitlines()
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert not found.keys() & {"RANK", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
+    assert {name for name in found if name.startswith("HPCML_")} == {"HPCML_SITE"}
+    assert found["PYTHONPATH"] == "/mine"
+    # Outside of cells a person's variables are theirs.
+    monkeypatch.delenv("HPCML_CELL_DIR")
+    assert "TMPDIR=7" in client.run(["sbatch"]).splitlines()
 
 
 @pytest.mark.parametrize(

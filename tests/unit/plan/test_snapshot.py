@@ -90,6 +90,28 @@ def test_the_project_is_the_work_tree_around_the_recipe(project: Path) -> None:
     assert project_root(project.parent) == project.parent
 
 
+@pytest.mark.parametrize("with_git", [True, False])
+def test_a_recipe_in_a_snapshot_takes_that_snapshot(project: Path, with_git: bool) -> None:
+    """A cell that starts a sweep itself: its folder lies in the runs root, below the project."""
+    if with_git:
+        (project / ".gitignore").write_text("runs\n")
+        git(project, "init")
+    runs = project / "runs"
+    run = RunFolder.create(runs, "n", "i", {"digest": "d"}, "", "", [])
+    copy = take(project, LIMIT, exclude=runs).write(run.code)
+    (project / "later.py").write_text("not for this run")
+    found = project_root(copy / "project" / "sub")
+    assert found == copy / "project"
+    again = files(take(found, LIMIT, exclude=runs))
+    assert again >= {"project/train.py", "project/sub/ü module.py"}
+    assert not any("later" in name or "runs" in name for name in again)
+
+
+def test_what_commands_in_a_cell_need_is_copied(tmp_path: Path) -> None:
+    names = {name for name, _ in take(None, LIMIT, exclude=tmp_path).files}
+    assert names >= {"hpcml/templates/slurm/job.sh.j2", "hpcml/site_configs/local.yaml"}
+
+
 def test_the_digest_follows_the_content(project: Path, tmp_path: Path) -> None:
     first = take(project, LIMIT, exclude=tmp_path / "runs")
     assert take(project, LIMIT, exclude=tmp_path / "runs").digest == first.digest
