@@ -18,6 +18,7 @@ from hpcml.errors import UserError
 _COMMANDS = {
     "plan": "Say what a training will need: memory, time, layouts, checkpoints.",
     "sweep": "Run a recipe: submit what is left of it, and follow it.",
+    "infer": "Let a language model answer the rows of a table.",
     "status": "Show the state of every cell of a run.",
     "results": "Rank the cells of a run by their metric.",
     "logs": "Show what a cell printed.",

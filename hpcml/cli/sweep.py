@@ -60,14 +60,14 @@ def command(
         click.echo(f"note: {note}", err=True)
     if dry_run:
         for plan in plans:
-            _preview(plan)
+            preview(plan)
     else:
         with no_reason_to_stop():
-            code = _run(plans, wait=wait)
+            code = run_plans(plans, wait=wait)
         context.exit(code)
 
 
-def _preview(plan: Plan) -> None:
+def preview(plan: Plan) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
     from hpcml.cli.preview import calls, describe
     from hpcml.launch.submit import next_submission
@@ -81,7 +81,7 @@ def _preview(plan: Plan) -> None:
         click.echo(render_script(submission), nl=False)
 
 
-def _run(plans: list[Plan], *, wait: bool) -> int:
+def run_plans(plans: list[Plan], *, wait: bool) -> int:
     """Run the stages of a recipe, mostly one; the exit code is that of the first that fails."""
     from hpcml.launch.submit import create_run, next_submission
     from hpcml.render import render_script

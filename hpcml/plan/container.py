@@ -88,7 +88,12 @@ def choose_container(
                     f"there is no {bind.source} on this machine{whose}",
                 )
     # What is needed comes first, and where it is bound by hand, that holds.
-    chosen = {bind.destination: bind for bind in _inputs(cells)} if loaded.recipe.train else {}
+    named: Iterable[Bind] = []
+    if loaded.recipe.train:
+        named = _inputs(cells)
+    elif loaded.recipe.infer:
+        named = _of_inference(cells)
+    chosen = {bind.destination: bind for bind in named}
     chosen.update({bind.destination: bind for bind in binds})
     chosen[str(root)] = Bind(str(root), str(root))
     if settings.runtime == "pyxis":
@@ -167,6 +172,20 @@ def _enroot(reference: str) -> str:
     return f"{registry}#{rest}" if slash and known and "#" not in reference else reference
 
 
+def _of_inference(cells: Sequence[Cell]) -> list[Bind]:
+    """What an inference reads, and the folder of its output."""
+    found: set[str] = set()
+    outputs: set[str] = set()
+    for cell in cells:
+        payload = cell.payload
+        found |= {path for path in (payload["model"], payload["adapter"]) if path}
+        found |= {_fixed_part(pattern) for pattern in payload["input"]["files"]}
+        if payload["output"]["path"]:
+            outputs.add(os.path.dirname(payload["output"]["path"]))
+    found = {path for path in found if "\0" not in path and path not in outputs}
+    return [*_seen(found), *(Bind(folder, folder) for folder in outputs)]
+
+
 def _inputs(cells: Sequence[Cell]) -> list[Bind]:
     """What a training reads, to be seen inside where it lies outside."""
     found: set[str] = set()
@@ -179,6 +198,11 @@ def _inputs(cells: Sequence[Cell]) -> list[Bind]:
         for pattern in data["files"]:
             if "\0" not in pattern:
                 found.add(_fixed_part(pattern))
+    return _seen(found)
+
+
+def _seen(found: set[str]) -> list[Bind]:
+    """Binds of files and folders, and of what links in them lead to."""
     for folder in list(found):
         if os.path.isdir(folder):
             # A model in a cache of Hugging Face's hub is links to files beside it.

@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.load import LoadedRecipe
@@ -30,6 +31,10 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
         varies = any("{{" in text for text in texts if text)
         for payload in _distinct(cells if varies else cells[:1]):
             _check_training(payload, problems)
+    if loaded.recipe.infer is not None:
+        for cell in cells:
+            _check_inference(cell.payload, problems)
+            problems.raise_any()
     problems.raise_any()
 
 
@@ -75,6 +80,44 @@ def _check_training(payload: dict[str, object], problems: Problems) -> None:
     for position, pattern in enumerate(data["files"]):
         if not glob.glob(pattern, recursive=True):
             problems.add(("train", "data", "files", position), f"no file matches {pattern}")
+
+
+def _check_inference(payload: dict[str, Any], problems: Problems) -> None:
+    model, adapter, source = payload["model"], payload["adapter"], payload["input"]
+    if "\0" not in model and not _is_model(model):
+        problems.add(("infer", "model"), f"{model} is no model folder: it has no config.json")
+    if adapter and "\0" not in adapter and not _has(adapter, "adapter_config.json"):
+        problems.add(
+            ("infer", "adapter"), f"{adapter} is no adapter: it has no adapter_config.json"
+        )
+    output = payload["output"]["path"]
+    for position, pattern in enumerate(source["files"]):
+        if "\0" in pattern:
+            continue
+        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+        if not found:
+            problems.add(("infer", "input", "files", position), f"no file matches {pattern}")
+        # Nor may the next round read what this one wrote.
+        if output and any(_overlap(output, path) for path in [*found, _folder_of(pattern)]):
+            problems.add(
+                ("infer", "output", "path"),
+                f"{output} is the input, or lies in it; choose a place of its own",
+            )
+            return
+
+
+def _folder_of(pattern: str) -> str:
+    """The folder whose files a pattern takes; of a plain name, the name itself."""
+    return os.path.dirname(pattern) if glob.has_magic(pattern) else pattern
+
+
+def _overlap(output: str, source: str) -> bool:
+    first, second = os.path.realpath(output), os.path.realpath(source)
+    return os.path.commonpath([first, second]) in (first, second)
+
+
+def _has(folder: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(folder, name))
 
 
 def _is_model(folder: str) -> bool:

@@ -48,6 +48,7 @@ class Plan:
     objective: dict[str, str] | None
     resources: Resources
     pack: int
+    workers: int
     max_running: int | None
     retry: dict[str, int]
     env_from: tuple[str, ...]
@@ -116,17 +117,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Submission:
-    """Some cells of a plan, to be given to the scheduler as tasks of ``plan.pack`` cells each."""
+    """Some cells of a plan, to be given to the scheduler as tasks of ``plan.pack`` cells each.
+
+    With several workers, a cell has as many tasks, one after another; ``first_worker`` is the
+    number of the first.
+    """
 
     plan: Plan
     number: int
     indices: tuple[int, ...]
     snapshot: Snapshot
+    first_worker: int = 0
 
     @property
     def tasks(self) -> int:
         """Number of tasks."""
-        return -(-len(self.indices) // self.plan.pack)
+        return -(-len(self.indices) // self.plan.pack) * self.plan.workers
 
     @property
     def code(self) -> str:
@@ -143,6 +149,8 @@ class Submission:
         return {
             "cells": ranges(self.indices),
             "pack": self.plan.pack,
+            "workers": self.plan.workers,
+            "first_worker": self.first_worker,
             "code": self.code,
             "scheduler": self.plan.site.scheduler,
             "settings": self.plan.settings(),
@@ -223,6 +231,7 @@ def compile_plan(
         objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
         resources=resources,
         pack=recipe.array.pack,
+        workers=recipe.infer.workers if recipe.infer else 1,
         max_running=recipe.array.max_running,
         retry=recipe.retry.model_dump(),
         env_from=tuple(recipe.env_from),
@@ -275,7 +284,7 @@ def resources_of(loaded: LoadedRecipe) -> Resources:
     asked = loaded.recipe.resources
     return Resources(
         nodes=asked.nodes,
-        processes=asked.processes or asked.gpus or 1,
+        processes=asked.processes or (1 if loaded.recipe.infer else asked.gpus) or 1,
         cpus=asked.cpus,
         gpus=asked.gpus,
         memory=asked.memory,

@@ -26,7 +26,8 @@ class Names:
 
     def __init__(self, recipe: Recipe, problems: Problems, stages: Stages) -> None:
         self._stages = stages
-        self._engine = recipe.train.engine if recipe.train else None
+        block = recipe.train or recipe.infer
+        self._engine = block.engine if block else None
         self._problems = problems
         self._entries: dict[str, dict[str, Entry]] = {}
         self.places: dict[str, Path] = {}

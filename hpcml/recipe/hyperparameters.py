@@ -581,6 +581,22 @@ _GENERATION = (
         engines=_sampling("max_tokens", "max_new_tokens", "max_new_tokens"),
     ),
     Hyperparameter(
+        "min_tokens", "Generation", "whole number",
+        "The shortest answer.",
+        default=0, aliases=("min_new_tokens",), minimum=0, unit="tokens", off=0,
+        engines=_sampling("min_tokens", "min_new_tokens", "min_new_tokens"),
+    ),
+    Hyperparameter(
+        "logprobs", "Generation", "true or false",
+        "Return the log-probability of each token of the answer as well.",
+        default=False, off=False,
+        engines={
+            **_sampling("logprobs"),
+            "sglang": "`return_logprob`",
+            "transformers": "`output_logits`",
+        },
+    ),
+    Hyperparameter(
         "repetition_penalty", "Generation", "number",
         "Divides the scores of tokens that were there before; 1 is none.",
         default=1.0, above=0,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.inference import check_inference
 from hpcml.recipe.memory import no_collection
 from hpcml.recipe.problems import Problems
 from hpcml.recipe.schema import Objective, Recipe, StagedRecipe
@@ -101,6 +102,8 @@ def _load(document: Document, stage: bool = False) -> LoadedRecipe:
         raise AssertionError("unreachable")
     _check_environment(problems, recipe)
     _check_train(problems, recipe)
+    if recipe.infer is not None:
+        check_inference(problems, recipe, recipe.infer)
     _check_values(problems, recipe, document.data)
     problems.raise_any()
     if recipe.kind == "train" and recipe.objective is None:
@@ -142,10 +145,11 @@ def _or(text: str | None, value: Any) -> Any:
 
 def _check_kind(problems: Problems, data: Mapping[str, Any]) -> None:
     kind = data.get("kind")
-    for block in ("command", "train"):
+    kinds = ("command", "train", "infer")
+    for block in kinds:
         if kind == block and data.get(block) is None:
             problems.add((block,), f"this key is missing; kind {kind} needs it")
-        elif kind in ("command", "train") and kind != block and data.get(block) is not None:
+        elif kind in kinds and kind != block and data.get(block) is not None:
             problems.add((block,), f"the kind is {kind}, so it would not be used; leave it out")
 
 
@@ -197,7 +201,7 @@ def _floats(
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
-    if recipe.kind != "train":
+    if recipe.kind == "command":
         return ()
     sweep = recipe.sweep
     names = [*recipe.params, *sweep.grid]

@@ -134,7 +134,7 @@ class CommandCells:
         env = ",".join([key + texts[position] for key, position in self._env_members])
         has_directory = len(texts) > self._arguments + len(self._variables)
         directory = texts[-1] if has_directory else "null"
-        return _digest(
+        return digest(
             f'{{"kind":"command","params":{{{params}}},'
             f'"payload":{{"argv":[{argv}],"directory":{directory},"env":{{{env}}}}}}}'
         )
@@ -265,7 +265,7 @@ class TrainCells:
                 pieces[resolved.places[name]] = key + entry.text
         params = ",".join(pieces)
         payload = self._common(None if self._constant else self._parameters(row), index)[1]
-        return _digest(f'{{"kind":"train","params":{{{params}}},"payload":{payload}}}')
+        return digest(f'{{"kind":"train","params":{{{params}}},"payload":{payload}}}')
 
     def _parameters(self, row: Row) -> dict[str, Any]:
         values = dict(self._resolved(row).values)
@@ -373,5 +373,6 @@ def same(first: Any, second: Any) -> bool:
     return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the id of the cell that a canonical text describes."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -57,6 +57,10 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, Mapping) else value
 
 
+def _one_text(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 def _exclusion(value: Any) -> Any:
     if not isinstance(value, (str, dict)) or not value:
         raise ValueError(
@@ -253,6 +257,102 @@ class Train(Block):
     data: Data = Field(description="What to train on.")
 
 
+class InferInput(Block):
+    """The rows to answer."""
+
+    files: Annotated[list[Text], Field(min_length=1), BeforeValidator(_one_text)] = Field(
+        description="Files or folders, with wildcards; a relative path is relative to the recipe. "
+        "One may stand without a list."
+    )
+    format: Literal["parquet", "jsonl", "csv", "openai"] | None = Field(
+        default=None,
+        description="What they are; by default as the name ends (`.parquet`, `.jsonl`, `.csv`; a "
+        "folder is Parquet). `openai` is a batch file of the OpenAI API.",
+    )
+    key: Text | None = Field(
+        default=None,
+        description="The column that names a row; by default rows are numbered from 0. With "
+        "`openai` it is `custom_id`.",
+    )
+
+
+class InferOutput(Block):
+    """Where the answers go: the rows of the input, each once, in their order."""
+
+    path: Text | None = Field(
+        default=None,
+        description="A file, or with `rows_per_file` a folder, relative to the recipe; by default "
+        "it is in the cell's folder.",
+    )
+    format: Literal["parquet", "openai"] = Field(
+        default="parquet", description="`openai`: the output of a batch of the OpenAI API."
+    )
+    columns: list[Text] = Field(
+        default_factory=list,
+        description="Columns of the input that the output has as well; `['*']` is all.",
+    )
+    rows_per_file: Count | None = Field(
+        default=None, description="Write a folder of files of so many rows."
+    )
+
+
+class Infer(Block):
+    """A language model answers the rows of a table. Exactly one of `prompt`, `messages` and an
+    input of the format `openai` says what is asked.
+    """
+
+    engine: Literal["transformers", "vllm", "sglang"] = Field(
+        default="transformers", description="What answers."
+    )
+    model: Text = Field(
+        description="A folder with a Hugging Face model, or a checkpoint of a training, relative "
+        "to the recipe."
+    )
+    adapter: Text | None = Field(
+        default=None, description="A folder with a LoRA adapter for it, as peft writes it."
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the engine, by its own names; unknown ones are an error.",
+    )
+    input: InferInput = Field(description="The rows to answer.")
+    prompt: Text | None = Field(
+        default=None,
+        description="What each row asks: a Jinja template over its columns, such as "
+        "`Translate: {{ text }}`.",
+    )
+    chat: bool = Field(
+        default=False, description="The prompt is the message of a user in a chat with the model."
+    )
+    system: Text | None = Field(
+        default=None, description="A message of the system before it, a template as well."
+    )
+    messages: Text | None = Field(
+        default=None,
+        description="The column with the messages of a chat, each with `role` and `content`.",
+    )
+    chat_template: Text | None = Field(
+        default=None,
+        description="A file with a chat template, instead of the tokenizer's own.",
+    )
+    output: InferOutput = Field(default_factory=InferOutput, description="Where the answers go.")
+    workers: Count = Field(
+        default=1,
+        description="Jobs that share the rows of a cell; each has the resources of a cell.",
+    )
+    shard_rows: Count | None = Field(
+        default=None,
+        description="Rows that a worker claims at a time; by default decided by their number.",
+    )
+    max_failed: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="The part of the rows that may be without an answer; with more the cell "
+        "fails, though its output is written.",
+    )
+
+
 class Container(Block):
     """The image that cells run in, at sites that have containers. Job scripts stay outside."""
 
@@ -292,14 +392,15 @@ class Recipe(Block):
     name: Annotated[str, AfterValidator(_recipe_name)] = Field(
         description="The name of the run's folder and of its jobs: letters, digits, `.`, `_`, `-`."
     )
-    kind: Literal["command", "train"] = Field(
-        description="`command`: a program of yours; `train`: hpcml trains a language model."
+    kind: Literal["command", "train", "infer"] = Field(
+        description="`command`: a program of yours; `train`: hpcml trains a language model; "
+        "`infer`: a language model answers the rows of a table."
     )
     description: str | None = Field(default=None, description="A note for people.")
     params: dict[str, Any] = Field(
         default_factory=dict,
-        description="Parameters that are the same in all cells. For `train`, hyperparameters; for "
-        "`command` whatever the program takes, also nested.",
+        description="Parameters that are the same in all cells. For `train` and `infer`, "
+        "hyperparameters; for `command` whatever the program takes, also nested.",
     )
     sweep: Sweep = Field(default_factory=Sweep, description="Parameters that vary.")
     objective: Objective | None = Field(
@@ -336,6 +437,9 @@ class Recipe(Block):
     )
     train: Train | None = Field(
         default=None, description="The training; exactly with kind `train`."
+    )
+    infer: Infer | None = Field(
+        default=None, description="The inference; exactly with kind `infer`."
     )
     container: Container | None = Field(
         default=None, description="The image that cells run in; by default none."

@@ -11,6 +11,7 @@ from hpcml.recipe.axes import MAX_CELLS, Axis, Names, axes
 from hpcml.recipe.cell import ABSENT, Cell, Row
 from hpcml.recipe.expression import Condition, ExpressionError, Parameters
 from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS
+from hpcml.recipe.inference import InferCells
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.memory import no_collection
 from hpcml.recipe.payload import (
@@ -57,9 +58,11 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
     known = {**_defaults(loaded), **fixed}
     drop = _droppers(loaded, swept, known, problems)
     excluded = _exclusions(loaded, names, swept, known, problems)
-    source: CommandCells | TrainCells
+    source: CommandCells | TrainCells | InferCells
     if recipe.kind == "command":
         source = CommandCells(recipe, swept, fixed, problems, stages)
+    elif recipe.kind == "infer":
+        source = InferCells(recipe, swept, fixed, loaded.folder, problems, names.places, stages)
     else:
         source = TrainCells(recipe, swept, fixed, loaded.folder, problems, names.places, stages)
     problems.raise_any()
@@ -141,7 +144,7 @@ def _check_used(loaded: LoadedRecipe, swept: tuple[str, ...], problems: Problems
     """A setting on the command line that the sweep would overrule is a misunderstanding."""
     for name in loaded.recipe.params:
         place = loaded.document.where(("params", name))
-        canonical = ALIASES.get(name, name) if loaded.recipe.kind == "train" else name
+        canonical = name if loaded.recipe.kind == "command" else ALIASES.get(name, name)
         if place.startswith("--set") and canonical in swept and not loaded.recipe.sweep.when:
             problems.add(
                 ("params", name),
@@ -159,14 +162,14 @@ def _check_size(parts: list[Axis], problems: Problems) -> None:
 
 def _defaults(loaded: LoadedRecipe) -> Values:
     """Return what conditions may ask for besides the parameters that are given."""
-    train = loaded.recipe.train
-    if train is None:
+    block = loaded.recipe.train or loaded.recipe.infer
+    if block is None:
         return {}
     return {
         row.name: row.default
         for row in HYPERPARAMETERS
         # These follow from other parameters, which would not be known yet.
-        if train.engine in row.engines
+        if block.engine in row.engines
         and not row.default_by
         and row.name not in (*BATCH, "num_train_epochs")
     }
@@ -209,7 +212,7 @@ def _droppers(
     tests = []
     for written, text in loaded.recipe.sweep.when.items():
         path = ("sweep", "when", written)
-        name = ALIASES.get(written, written) if loaded.recipe.kind == "train" else written
+        name = written if loaded.recipe.kind == "command" else ALIASES.get(written, written)
         if name not in swept:
             problems.add(path, f"{written} is not swept{did_you_mean(written, swept)}")
             continue

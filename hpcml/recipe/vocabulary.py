@@ -200,6 +200,53 @@ def resolve(given: Values, setting: Setting) -> dict[str, Any]:
     return values
 
 
+def resolve_generation(given: Values, engine: str, gpus: int) -> dict[str, Any]:
+    """Return every parameter of an engine of inference with its value.
+
+    Args:
+        given: checked values under canonical names.
+        engine: the engine.
+        gpus: GPUs of each worker.
+
+    Raises:
+        Contradiction: some of the values don't go together.
+    """
+    rows = [row for row in HYPERPARAMETERS if engine in row.engines]
+    values = {row.name: _value(row, given) for row in rows}
+    mistakes: list[tuple[str, str]] = []
+    forms = [name for name in ("json_schema", "regex", "grammar", "choice") if given.get(name)]
+    mistakes += [(name, f"an answer has one form, and {forms[0]} is given") for name in forms[1:]]
+    beams = values.get("num_beams") or 1
+    if beams > 1:
+        mistakes += [
+            (name, "it would be ignored, because num_beams makes a beam search of it")
+            for name in ("temperature", "top_k", "top_p", "logprobs")
+            if given.get(name)
+        ]
+        if values["n"] > beams:
+            mistakes.append(("n", f"a beam search of {beams} has no more than {beams} answers"))
+    elif values["n"] > 1 and values["temperature"] == 0:
+        mistakes.append(("n", "with temperature 0 all answers to a prompt would be the same"))
+    if (values.get("min_tokens") or 0) > values["max_tokens"]:
+        mistakes.append(("min_tokens", f"it is above max_tokens, {values['max_tokens']}"))
+    if (values.get("data_parallel_size") or 1) > 1:
+        mistakes.append(("data_parallel_size", "copies of the model are given by infer.workers"))
+    across = (values.get("tensor_parallel_size") or 1) * (values.get("pipeline_parallel_size") or 1)
+    if gpus and across != gpus:
+        name = "tensor_parallel_size"
+        if name in values:
+            mistakes.append(
+                (
+                    name,
+                    f"resources.gpus is {gpus}, and tensor_parallel_size * pipeline_parallel_size "
+                    f"is {across}; they must be the same",
+                )
+            )
+    if mistakes:
+        raise Contradiction(mistakes)
+    return values
+
+
 def interacting(names: Collection[str]) -> frozenset[str]:
     """Return those of the given parameters whose values matter for others; the rest stand alone.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcml.files import plain_errors
 from hpcml.runs.disk import append_line
-from hpcml.runs.folder import RunFolder, now
+from hpcml.runs.folder import RunFolder, now, workers
 
 
 def cancel_cell(run: RunFolder, cell_id: str) -> None:
@@ -17,4 +17,5 @@ def cancel_cell(run: RunFolder, cell_id: str) -> None:
         folder.mkdir(exist_ok=True)
         # The event first: whoever sees the attempt end must find it.
         append_line(folder / "events.jsonl", {"time": now(), "event": "cancelled"})
-        (folder / "stop").touch()
+        for attempts in workers(folder) or [folder]:
+            (attempts / "stop").touch()

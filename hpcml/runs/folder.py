@@ -37,6 +37,17 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
+def workers(cell_dir: Path) -> list[Path]:
+    """The folders of the workers that share a cell, by number; none where it has one attempt
+    at a time.
+    """
+    try:
+        names = [name for name in os.listdir(cell_dir / "workers") if name.isdecimal()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [cell_dir / "workers" / name for name in sorted(names, key=int)]
+
+
 def default_root() -> Path:
     """Where runs live unless ``--root`` says otherwise: ``$HPCML_RUNS``, or ``runs`` here.
 

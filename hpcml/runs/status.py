@@ -7,13 +7,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines, last_values, numbers, parse_time
-from hpcml.runs.folder import RunFolder
+from hpcml.runs.folder import RunFolder, workers
 from hpcml.runs.liveness import Alive, is_alive
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.memory import slurm_said, stderr_of
@@ -22,7 +22,7 @@ from hpcml.worker.memory import slurm_said, stderr_of
 STATES = ("running", "pending", "stopped", "lost", "failed", "done")
 
 #: Metrics that describe the progress and not the result.
-PROGRESS_METRICS = frozenset({"step", "total_steps", "tokens_per_second"})
+PROGRESS_METRICS = frozenset({"step", "total_steps", "tokens_per_second", "rows_per_second"})
 
 _STATE_OF_CAUSE = {
     "done": "done",
@@ -143,7 +143,7 @@ class Watcher:
         self._run = run
         self._alive = alive
         self._only = only
-        self._cells: dict[str, _Watched] = {}
+        self._cells: dict[str, _Watched | _Shared] = {}
 
     def refresh(self) -> Status:
         """The states now."""
@@ -152,7 +152,8 @@ class Watcher:
             new = sorted((self._run.ids[name], name) for name in found if name not in self._cells)
             cells = self._run.read_cells(index for index, _ in new)
             for (_, name), cell in zip(new, cells, strict=True):
-                self._cells[name] = _Watched(self._run.cell_dir(name), cell)
+                watched = _Shared if self._run.plan.get("kind") == "infer" else _Watched
+                self._cells[name] = watched(self._run.cell_dir(name), cell)
             moment = time.time()
             states = [cell.refresh(moment, self._alive) for cell in self._cells.values()]
         states.sort(key=lambda state: state.index)
@@ -162,6 +163,80 @@ class Watcher:
         if self._only is None:
             return os.listdir(self._run.cells_dir)
         return [self._only] if self._run.cell_dir(self._only).exists() else []
+
+
+class _Shared:
+    """A cell that several workers share, each with attempts of its own."""
+
+    def __init__(self, folder: Path, cell: dict[str, Any]) -> None:
+        self._folder = folder
+        self._cell = cell
+        # The cell itself has a result, and says whether it was cancelled.
+        self._whole = _Watched(folder, cell)
+        self._workers: dict[Path, _Watched] = {}
+
+    def refresh(self, moment: float, alive: Alive | None) -> CellState:
+        for path in workers(self._folder):
+            if path not in self._workers:
+                self._workers[path] = _Watched(path, self._cell)
+        whole = self._whole.refresh(moment, alive)
+        states = [worker.refresh(moment, alive) for worker in self._workers.values()]
+        if not states:
+            return whole
+        running = [state for state in states if state.state == "running"]
+        starts = [state.started for state in states if state.started is not None]
+        ends = [state.ended for state in states if state.ended is not None]
+        result = self._result() if not running else None
+        state, reason = self._judge(states, whole)
+        if result is not None:
+            state, reason = "done", None
+        metrics = _sums(states) if result is None else result["metrics"]
+        total = max((s.total_steps for s in states if s.total_steps is not None), default=None)
+        step = result["step"] if result else sum(s.step or 0 for s in states)
+        speeds = [s.tokens_per_second for s in running if s.tokens_per_second is not None]
+        rate = sum(worker.rate for worker in self._workers.values() if worker.runs)
+        return replace(
+            whole,
+            state=state,
+            attempts=max(state.attempts for state in states),
+            metrics=metrics,
+            step=step,
+            total_steps=result["step"] if result else total,
+            tokens_per_second=sum(speeds) if speeds else None,
+            eta_seconds=max(0.0, (total - step) / rate) if total and rate and running else None,
+            reason=reason,
+            started=min(starts, default=None),
+            ended=None if running else max(ends, default=None),
+        )
+
+    def _judge(self, states: list[CellState], whole: CellState) -> tuple[str, str | None]:
+        """The state of the cell: that of the worker that says most about it."""
+        for wanted in ("running", "failed", "lost", "pending", "stopped"):
+            found = [state for state in states if state.state == wanted]
+            if found and whole.cancelled:
+                return (wanted if wanted == "running" else "stopped"), "cancelled"
+            if found:
+                reasons = dict.fromkeys(state.reason for state in found if state.reason)
+                reason = "; ".join(reasons) or None
+                if wanted == "running":
+                    return wanted, f"{len(found)} workers" if len(states) > 1 else reason
+                return wanted, reason
+        return "stopped", "its workers left before the end; give the command again"
+
+    def _result(self) -> dict[str, Any] | None:
+        try:
+            result = json.loads((self._folder / "result.json").read_bytes())
+            return {"metrics": numbers(result["metrics"]), "step": result["step"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _sums(states: list[CellState]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for state in states:
+        for name, value in state.metrics.items():
+            values[name] = values.get(name, 0) + value
+    return values
 
 
 class _Watched:
@@ -179,6 +254,16 @@ class _Watched:
         self._values: dict[str, float] = {}
         self._life = _Life()
         self._final: CellState | None = None
+
+    @property
+    def rate(self) -> float:
+        """Rows per second of a worker, as it last said."""
+        return self._values.get("rows_per_second", 0.0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether an attempt has begun and not said that it ended."""
+        return self._life.started is not None and self._life.ended is None
 
     def refresh(self, moment: float, alive: Alive | None) -> CellState:
         if self._final is not None:
@@ -214,8 +299,8 @@ class _Watched:
             ended=None if state == "running" else life.ended_time,
             cancelled_time=life.cancelled_time,
         )
-        if state == "done":
-            self._final = result
+        if state == "done" and self._folder.parent.name != "workers":
+            self._final = result  # only a worker can be given something again
         return result
 
     def _judge(self, alive: Alive | None) -> tuple[str, str | None]:

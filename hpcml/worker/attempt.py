@@ -49,6 +49,8 @@ class Attempt:
         self.ranks = Ranks(context, cell, gpus)
         self.dir = self.ranks.dir
         self.events_path = os.path.join(self.dir, "events.jsonl")
+        # Of workers that share a cell, the one that completes it writes its result.
+        self.result_path = os.path.join(context.run_dir, "cells", cell["id"], "result.json")
         self.stop_reason: Optional[str] = None
         self._lock: Optional[int] = None
         self._elsewhere: Optional[tuple[str, str]] = None
@@ -182,8 +184,8 @@ class Attempt:
         """
         self.ranks.close()
         self._clear()
-        if outcome.cause == "done":
-            events.write_json(os.path.join(self.dir, "result.json"), self._result(outcome))
+        if outcome.cause == "done" and self.context.worker is None:
+            events.write_json(self.result_path, self._result(outcome))
         self.record(self.ranks.number, outcome, again)
         self._remove_stop_file()
 

@@ -94,7 +94,7 @@ class LeadingCell:
                 self._leave(1)
             return
         self._busy_since = None
-        done = os.path.exists(os.path.join(attempt.dir, "result.json"))
+        done = os.path.exists(attempt.result_path)
         if not done:
             self._record_death(attempt)
         finished = policy.finished(
@@ -102,7 +102,8 @@ class LeadingCell:
         )
         if done or finished or self._cancelled(self._history):
             attempt.release()
-            self._leave(0 if done else 1)
+            # A worker has done its part before the cell is done.
+            self._leave(0 if done or (finished and self._history[-1].get("code") == 0) else 1)
             return
         attempt.start(self._history)
         self._attempt = attempt
@@ -145,12 +146,15 @@ class LeadingCell:
 
     def _leave(self, code: int) -> None:
         if self._context.node.of > 1:
-            cell_dir = os.path.join(self._context.run_dir, "cells", self._cell["id"])
+            cell_dir = self._context.folder(self._cell["id"])
             reports.dismiss(cell_dir, self._context.launch, code)
         self.code = code
 
     def _cancelled(self, history: "list[dict[str, Any]]") -> bool:
         """Whether somebody cancelled the cell after this submission was made."""
+        if self._context.worker is not None:
+            cell_dir = os.path.join(self._context.run_dir, "cells", self._cell["id"])
+            history = history + events.read(os.path.join(cell_dir, "events.jsonl"))
         return any(
             event.get("event") == "cancelled" and event["time"] > self._created for event in history
         )
@@ -169,7 +173,7 @@ class FollowingCell:
         self.code: Optional[int] = None
         self._context = context
         self._gpus = gpus
-        self._dir = os.path.join(context.run_dir, "cells", cell["id"])
+        self._dir = context.folder(cell["id"])
         self._ranks: Optional[Ranks] = None
         self._last = 0
         self._signum: Optional[int] = None

@@ -56,6 +56,8 @@ class Context(NamedTuple):
         launch: one word for this start of the task, the same on all of its nodes.
         code: the snapshot's folder, relative to the run folder.
         alone: whether the task's control group has no other cell in it.
+        worker: the number of this worker, where several share a cell; None where none do.
+        workers: how many the submission has for each cell.
     """
 
     run_dir: str
@@ -67,6 +69,13 @@ class Context(NamedTuple):
     launch: str
     code: str
     alone: bool
+    worker: Optional[int] = None
+    workers: int = 1
+
+    def folder(self, cell_id: str) -> str:
+        """Where the attempts at a cell in this task leave their files."""
+        cell = os.path.join(self.run_dir, "cells", cell_id)
+        return cell if self.worker is None else os.path.join(cell, "workers", str(self.worker))
 
 
 def this_node() -> Node:
@@ -104,7 +113,7 @@ class Ranks:
         self.context = context
         self.cell = cell
         self.gpus = gpus
-        self.dir = os.path.join(context.run_dir, "cells", cell["id"])
+        self.dir = context.folder(cell["id"])
         self.metrics_path = os.path.join(self.dir, "metrics.jsonl")
         self.stop_file = os.path.join(self.dir, "stop")
         # Cells of other runs may have the same id.
@@ -268,6 +277,7 @@ class Ranks:
         environment.update(
             HPCML_RUN_DIR=context.run_dir,
             HPCML_CELL_DIR=self.dir,
+            HPCML_WORKERS=str(context.workers),
             HPCML_CELL_ID=self.cell["id"],
             HPCML_CELL_INDEX=str(self.cell["index"]),
             HPCML_ATTEMPT=str(self.number),

@@ -33,6 +33,8 @@ class Task:
         path = os.path.join(run_dir, "submissions", f"{submission:03d}.json")
         with open(path, encoding="utf-8") as file:
             self._record: dict[str, Any] = json.load(file)
+        workers = self._record.get("workers", 1)
+        self._group, worker = divmod(task, workers)
         # What the site and the recipe said when this submission was made, not when the run began.
         plan.update(self._record["settings"])
         self._context = Context(
@@ -46,6 +48,8 @@ class Task:
             code=self._record["code"],
             # Slurm makes a control group for each job.
             alone=self._record["pack"] == 1 and self._record.get("scheduler") == "slurm",
+            worker=self._record["first_worker"] + worker if plan["kind"] == "infer" else None,
+            workers=workers,
         )
         self._broken = False
         self._stop_signal: Optional[int] = None
@@ -111,9 +115,12 @@ class Task:
         return LeadingCell(self._context, cell, self._gpus(slot), self._record["created"])
 
     def _indices(self) -> "list[int]":
-        """The cells of this task: positions task * pack and following in the submission's list."""
+        """The cells of this task: positions group * pack and following in the submission's list.
+
+        A group is one task, or as many as there are workers for each cell.
+        """
         pack = self._record["pack"]
-        first, end = self._context.task * pack, (self._context.task + 1) * pack
+        first, end = self._group * pack, (self._group + 1) * pack
         indices: list[int] = []
         position = 0
         for low, high in self._record["cells"]:

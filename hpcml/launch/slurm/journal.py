@@ -47,9 +47,9 @@ def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[
         number, job = entry["submission"], entry["job"]
         record = run.read_submission(number)
         cells = [cell for first, last in record["cells"] for cell in range(first, last + 1)]
-        pack = record["pack"]
+        pack, workers = record["pack"], record.get("workers", 1)
         for index in range(entry["tasks"]):
-            first = (entry["offset"] + index) * pack
+            first = (entry["offset"] + index) // workers * pack
             for cell in cells[first : first + pack]:
                 found.setdefault(cell, []).append(TaskId(job, index, number))
     return found

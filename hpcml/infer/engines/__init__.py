@@ -1,0 +1,1 @@
+"""The engines, a module each, imported when one is made."""
