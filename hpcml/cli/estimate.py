@@ -12,7 +12,7 @@ from hpcml.cli.tables import console
 from hpcml.plan.training.backfill import checkpoint_bytes
 from hpcml.plan.training.estimate import SEGMENTS, Estimate
 from hpcml.plan.training.layout import Layout
-from hpcml.plan.training.memory import CONTEXT, FRAGMENTATION, GIB
+from hpcml.plan.training.memory import CONTEXT, FRAGMENTATION, gib
 from hpcml.plan.training.ranking import Choice
 from hpcml.site.schema import Site
 
@@ -70,7 +70,7 @@ def print_overview(title: str, site: Site, estimates: list[Estimate], cells: int
             text.short(differs, 60),
             _count(estimate.training.parameters),
             estimate.layout.words(),
-            _gib(estimate.fullest.total),
+            gib(estimate.fullest.total),
             {True: "fits", False: "does not fit", None: ""}[estimate.fits],
             _time(estimate.seconds()),
             text.duration(estimate.duration),
@@ -80,19 +80,6 @@ def print_overview(title: str, site: Site, estimates: list[Estimate], cells: int
     output.print("Give --set params.NAME=VALUE to see one of them in full.")
 
 
-def verdict(estimate: Estimate) -> str:
-    """Whether it fits, in one line."""
-    room, needs = estimate.hardware.memory, estimate.fullest
-    per = "GPU" if estimate.hardware.gpus else "process"
-    if room is None:
-        what = "the memory of its GPUs is not known" if estimate.hardware.gpus else "no GPUs"
-        return f"needs {_gib(needs.total)} GiB per {per} ({what})"
-    if needs.total <= room:
-        free = f"{_gib(room - needs.total)} GiB are left"
-        return f"fits: needs {_gib(needs.total)} of {_gib(room)} GiB per GPU, {free}"
-    return f"does not fit: needs {_gib(needs.total)} of {_gib(room)} GiB per GPU"
-
-
 def assumptions(estimate: Estimate) -> Iterator[str]:
     """What is not known and was assumed, or not counted, a sentence each."""
     training, layout, hardware = estimate.training, estimate.layout, estimate.hardware
@@ -100,7 +87,7 @@ def assumptions(estimate: Estimate) -> Iterator[str]:
         yield "Attention does not keep its scores (Transformer Engine, flash attention, sdpa)."
     if hardware.gpus:
         yield (
-            f"Reserve: {_gib(CONTEXT)} GiB for CUDA, NCCL and libraries, and "
+            f"Reserve: {gib(CONTEXT)} GiB for CUDA, NCCL and libraries, and "
             f"{FRAGMENTATION:.0%} of the rest for what the allocator loses."
         )
     if layout.engine == "torch" and training.half and not layout.fsdp:
@@ -115,7 +102,7 @@ def assumptions(estimate: Estimate) -> Iterator[str]:
             "while it computes, however the work is divided; a bubble of the pipeline comes on top."
         )
     yield (
-        f"The storage writes {_gib(hardware.write_speed)} and reads {_gib(hardware.read_speed)} "
+        f"The storage writes {gib(hardware.write_speed)} and reads {gib(hardware.read_speed)} "
         f"GiB/s for a job; a node fails once in {text.duration(hardware.node_mtbf)}."
     )
     yield (
@@ -129,7 +116,7 @@ def _title(title: str, site: Site, estimate: Estimate, cells: int) -> str:
     where = f"{site.name}, partition {hardware.partition}" if hardware.partition else site.name
     nodes = f"{hardware.nodes} {'node' if hardware.nodes == 1 else 'nodes'}"
     if hardware.gpus:
-        size = f", {_gib(hardware.memory)} GiB" if hardware.memory else ""
+        size = f", {gib(hardware.memory)} GiB" if hardware.memory else ""
         kind = f" ({hardware.gpu or 'kind not known'}{size})"
         each = f"{hardware.gpus} {'GPU' if hardware.gpus == 1 else 'GPUs'}{kind}"
     else:
@@ -165,23 +152,23 @@ def _memory(output: Console, estimate: Estimate) -> None:
     for name, title in _PARTS.items():
         sizes = [getattr(needed, name) for _, needed in stages]
         if any(sizes):
-            table.add_row(title, *map(_gib, sizes))
-    table.add_row("total", *(_gib(needed.total) for _, needed in stages), style="bold")
+            table.add_row(title, *map(gib, sizes))
+    table.add_row("total", *(gib(needed.total) for _, needed in stages), style="bold")
     if any(needed.host for _, needed in stages):
-        table.add_row("in the host's memory", *(_gib(needed.host) for _, needed in stages))
+        table.add_row("in the host's memory", *(gib(needed.host) for _, needed in stages))
     if stages:
         output.print(table)
     for mistake in estimate.mistakes:
         output.print(f"  impossible: {mistake}", style="red", soft_wrap=True)
     if not estimate.mistakes:
-        output.print(f"  {verdict(estimate)}", style="red" if estimate.fits is False else "green")
+        output.print(f"  {estimate.verdict()}", style="red" if estimate.fits is False else "green")
     if estimate.fits is False or estimate.mistakes:
         near = estimate.nearest
         if near is None:
             output.print("  no layout of these GPUs fits", style="red")
         else:
             words = f"the nearest that fits: {_describe(near.layout)}"
-            output.print(f"  {words}: {_gib(near.memory.total)} GiB", soft_wrap=True)
+            output.print(f"  {words}: {gib(near.memory.total)} GiB", soft_wrap=True)
             named = [f"{name}: {json.dumps(each)}" for name, each in near.layout.settings().items()]
             output.print(f"  params: {{{', '.join(named)}}}", soft_wrap=True)
 
@@ -242,7 +229,7 @@ def _row(estimate: Estimate, choice: Choice, mark: str) -> list[str]:
         layout.words(),
         str(layout.micro_batch),
         layout.recompute,
-        _gib(choice.memory.total),
+        gib(choice.memory.total),
         f"{layout.bubble:.1%}" if layout.bubble else "",
         _time(estimate.seconds(layout)),
     ]
@@ -253,7 +240,7 @@ def _checkpoints(output: Console, estimate: Estimate) -> None:
     costs = estimate.costs
     size = checkpoint_bytes(estimate.training, estimate.layout)
     table = _table("", ">")
-    table.add_row("size", f"{_gib(size)} GiB")
+    table.add_row("size", f"{gib(size)} GiB")
     table.add_row("a save", _time(costs.save))
     table.add_row("failures of the job", f"one in {text.duration(costs.mtbf)}")
     step = estimate.seconds()
@@ -315,11 +302,6 @@ def _describe(layout: Layout) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _gib(size: int | float) -> str:
-    gib = size / GIB
-    return f"{gib:.1f}" if gib >= 0.95 or not size else f"{gib:.2g}"
-
-
 def _count(number: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
@@ -361,7 +343,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "memory": []
         if broken
         else [
-            {"stage": stage, **asdict(needed), "total": needed.total}
+            {"stage": stage, **needed._asdict(), "total": needed.total}
             for stage, needed in estimate.stages()
         ],
         "fits": None if broken else estimate.fits,

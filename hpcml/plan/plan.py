@@ -211,6 +211,10 @@ def compile_plan(
             "not set in this environment; export it before the command"
         )
     check_inputs(loaded, cells, site)
+    if recipe.kind == "train" and resources.gpus:
+        from hpcml.plan.training.fit import check_memory  # which other recipes don't need
+
+        notes += check_memory(loaded, cells, site, resources)
     runs = runs_root(site, root)
     container = choose_container(loaded, cells, site, runs)
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None

@@ -5,64 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from hpcml.plan.resources import Resources
 from hpcml.plan.training.backfill import Costs, Segments, checkpoint_bytes, checkpoint_interval
 from hpcml.plan.training.backfill import segments as in_segments
 from hpcml.plan.training.compute import Speed, step_flops, step_seconds
-from hpcml.plan.training.layout import Layout, Training, layout_of, mistakes, optimizer_values
-from hpcml.plan.training.learning import parts_of
-from hpcml.plan.training.memory import Memory, largest, memory
-from hpcml.plan.training.model import UnknownModel, model_of, new_model, tokenizer_size
+from hpcml.plan.training.kinds import kinds
+from hpcml.plan.training.layout import Layout, Training, mistakes
+from hpcml.plan.training.memory import Memory, gib, largest, memory, verdict
 from hpcml.plan.training.ranking import Choice, choices, nearest
 from hpcml.recipe.cell import Cell
-from hpcml.recipe.stages import is_token
 from hpcml.site.gpus import known
 from hpcml.site.schema import Partition, Site
 
 #: Lengths of jobs that are compared, in seconds.
 SEGMENTS = (1800, 3600, 7200, 4 * 3600, 8 * 3600, 24 * 3600)
-
-#: The parameters that decide what a training needs.
-_MATTER = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-    "tie_word_embeddings",
-    "max_length",
-    "max_steps",
-    "global_batch_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "bf16",
-    "fp16",
-    "optim",
-    "momentum",
-    "dropout",
-    "fine_tuning_method",
-    "num_frozen_layers",
-    "frozen_layers",
-    "num_top_layers",
-    "r",
-    "target_modules",
-    "adapter_size",
-    "num_virtual_tokens",
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "sequence_parallel",
-    "virtual_pipeline_stages",
-    "gradient_checkpointing",
-    "zero_stage",
-    "offload",
-    "fsdp",
-)
 
 
 @dataclass(frozen=True)
@@ -164,6 +122,15 @@ class Estimate:
         room = self.hardware.memory
         return None if room is None else self.fullest.total <= room
 
+    def verdict(self) -> str:
+        """Whether it fits, in words."""
+        if self.hardware.memory is not None:
+            return verdict(self.fullest, self.hardware.memory)
+        needs = f"needs {gib(self.fullest.total)} GiB per"
+        if not self.hardware.gpus:
+            return f"{needs} process (no GPUs)"
+        return f"{needs} GPU (the memory of its GPUs is not known)"
+
     @cached_property
     def choices(self) -> list[Choice]:
         """The layouts of these GPUs that fit, the best first."""
@@ -216,72 +183,19 @@ class Estimate:
         return [in_segments(length, self.duration, self.costs) for length in lengths]
 
 
-def estimates(
-    cells: Sequence[Cell], hardware: Hardware, time: int | None = None, heavy: bool = True
-) -> list[Estimate]:
+def estimates(cells: Sequence[Cell], hardware: Hardware, time: int | None = None) -> list[Estimate]:
     """One estimate for each model and layout among the cells of a training recipe.
 
     Args:
         cells: the cells.
         hardware: what each of them gets.
         time: seconds that a job may run, if the recipe says it.
-        heavy: whether a tokenizer may be read, which takes a while.
 
     Raises:
         UnknownModel: what is trained isn't known yet, or can't be counted.
     """
-    names = [name for name in cells[0].names if name in _MATTER]
-    found = []
-    for numbers, payload, tells in _distinct(cells, names):
-        parameters = payload["parameters"]
-        for name in _MATTER:
-            if is_token(parameters.get(name)):
-                raise UnknownModel(f"{name} is decided by an earlier stage")
-        training = _training(payload, heavy)
-        world = hardware.nodes * hardware.processes
-        layout = layout_of(payload["engine"], parameters, world)
-        found.append(Estimate(numbers, tells, training, layout, hardware, time))
-    return found
-
-
-def _distinct(
-    cells: Sequence[Cell], names: list[str]
-) -> list[tuple[tuple[int, ...], dict[str, Any], dict[str, Any]]]:
-    """Cells of one kind: their numbers, the payload of the first, the parameters that tell them."""
-    first = cells[0].payload
-    if not names and cells[-1].payload["model"] == first["model"]:
-        return [(tuple(range(len(cells))), first, {})]
-    groups: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {}
-    for cell in cells:
-        swept = cell.swept
-        tells = {name: swept[name] for name in names if name in swept}
-        payload = cell.payload
-        key = repr((tells, payload["model"]))
-        groups.setdefault(key, ([], payload, tells))[0].append(cell.index)
-    return [(tuple(numbers), payload, tells) for numbers, payload, tells in groups.values()]
-
-
-def _training(payload: Mapping[str, Any], heavy: bool) -> Training:
-    parameters = payload["parameters"]
-    folder, tokenizer = payload["model"], payload["data"]["tokenizer"]
-    if is_token(folder):
-        raise UnknownModel("train.model is what an earlier stage makes")
-    if folder is not None:
-        model = model_of(Path(folder))
-    elif tokenizer is not None:
-        if not heavy or is_token(tokenizer):
-            raise UnknownModel("the size of the tokenizer is not known")
-        size = tokenizer_size(Path(tokenizer))
-        model = new_model({**parameters, "vocab_size": size})
-    else:
-        model = new_model(parameters)
-    return Training(
-        model=model,
-        parts=parts_of(model, parameters),
-        length=parameters["max_length"],
-        global_batch=parameters["global_batch_size"],
-        steps=parameters.get("max_steps"),
-        half=bool(parameters.get("bf16") or parameters.get("fp16")),
-        optimizer_values=optimizer_values(parameters),
-        dropout=bool(parameters.get("dropout")),
-    )
+    world = hardware.nodes * hardware.processes
+    return [
+        Estimate(kind.cells, kind.tells, kind.training, kind.layout, hardware, time)
+        for kind in kinds(cells, world)
+    ]

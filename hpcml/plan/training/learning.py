@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcml.plan.training.model import Model, Tensor, UnknownModel
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Some tensors that a model has one or several times.
 
     Attributes:

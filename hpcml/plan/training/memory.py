@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcml.plan.training.layout import Layout, Training
 from hpcml.plan.training.learning import Part
@@ -24,8 +24,7 @@ CONTEXT = 2 * GIB
 FRAGMENTATION = 0.05
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes of one GPU by what they are for.
 
     Attributes:
@@ -55,6 +54,20 @@ class Memory:
     def total(self) -> int:
         """All of the GPU."""
         return self.states + self.activations + self.loss + self.buffers + self.reserve
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB, with one decimal, or two digits of a small number."""
+    number = size / GIB
+    return f"{number:.1f}" if number >= 0.95 or not size else f"{number:.2g}"
+
+
+def verdict(needed: Memory, room: int) -> str:
+    """Whether something fits ``room`` bytes of a GPU, in words."""
+    of = f"needs {gib(needed.total)} of {gib(room)} GiB per GPU"
+    if needed.total > room:
+        return f"does not fit: {of}"
+    return f"fits: {of}, {gib(room - needed.total)} GiB are left"
 
 
 def memory(training: Training, layout: Layout, stage: int = 0, on_gpu: bool = True) -> Memory:

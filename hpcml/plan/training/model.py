@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class UnknownModel(ValueError):
     """The shape of a model can't be known; the message says why."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A parameter of a model.
 
     Attributes:
