@@ -36,7 +36,7 @@ help:
 
 .venv/test: .venv/hpcml setup.cfg
 	@echo "== installing what the tests need"
-	@$(PIP) --editable '.[torch,test]'
+	@$(PIP) --editable '.[torch,megatron,test]'
 	@touch $@
 
 demo: .venv/hpcml

@@ -33,9 +33,10 @@ class Plan:
     """A recipe on a site. Immutable: it is compiled once, then only executed.
 
     ``digest`` identifies the cells, and with them the run: the same cells are the same run, on
-    whatever resources they get. ``needs`` are the stages before it. ``project`` is the folder that
-    a snapshot is taken of, and ``directory`` the recipe's folder in it. ``root`` is the runs root,
-    ``folder`` where this run lies in it.
+    whatever resources they get. ``layout`` says how processes share the work of a cell; a
+    submission has it, and it wins over what the cells say. ``needs`` are the stages before it.
+    ``project`` is the folder that a snapshot is taken of, and ``directory`` the recipe's folder in
+    it. ``root`` is the runs root, ``folder`` where this run lies in it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Plan:
     workers: int
     max_running: int | None
     retry: dict[str, int]
+    layout: dict[str, Any]
     env_from: tuple[str, ...]
     site: Site
     python: str
@@ -91,6 +93,7 @@ class Plan:
             "directory": self.directory,
             "resources": asdict(self.resources),
             "retry": self.retry,
+            "layout": self.layout,
             "signal": {"name": self.site.signal.name, "lead": self.lead},
             "node_mtbf": self.site.node_mtbf,
         }
@@ -238,6 +241,7 @@ def compile_plan(
         workers=recipe.infer.workers if recipe.infer else 1,
         max_running=recipe.array.max_running,
         retry=recipe.retry.model_dump(),
+        layout=dict(cells[0].layout),
         env_from=tuple(recipe.env_from),
         site=site,
         python=container.python if container else site.python or sys.executable,

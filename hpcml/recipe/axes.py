@@ -53,7 +53,7 @@ class Names:
         try:
             if isinstance(value, str) and "{{" in value:
                 return self._of_stage(name, value)
-            return checked_value(BY_NAME[name], value)
+            return checked_value(BY_NAME[name], value, self._engine)
         except ValueError as error:
             self._problems.add(path, str(error))
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +26,9 @@ class Source(Protocol):
     """What all cells of a sweep have in common, and how one is made from its row."""
 
     names: tuple[str, ...]
+
+    @property
+    def layout(self) -> Mapping[str, Any]: ...
 
     def params(self, row: Row) -> dict[str, Any]: ...
 
@@ -64,6 +68,11 @@ class Cell:
     def names(self) -> tuple[str, ...]:
         """The names of all parameters that the sweep varies, used in this cell or not."""
         return self._source.names
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
+        """Parameters of all cells that may be others when the same cells are submitted again."""
+        return self._source.layout
 
     @property
     def payload(self) -> dict[str, Any]:

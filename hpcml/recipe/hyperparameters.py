@@ -7,7 +7,7 @@ Names are those of Hugging Face ``TrainingArguments``, peft ``LoraConfig`` and v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Kind = Literal["whole number", "number", "true or false", "text", "choice", "list", "JSON"]
@@ -37,6 +37,7 @@ class Hyperparameter:
         only_with: the parameters, and their values, without which this one would be ignored.
         new_model: it describes a model to be made, so it can't go with ``train.model``.
         engines: for each engine that uses it, how; the others refuse it.
+        engine_choices: the allowed values of a choice with an engine that has not all of them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Hyperparameter:
     only_with: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     new_model: bool = False
     engines: Mapping[str, str] = field(default_factory=dict)
+    engine_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _torch(how: str) -> dict[str, str]:
@@ -148,6 +150,7 @@ _TRAINING = (
         "The optimizer.",
         default="adamw", aliases=("optimizer",),
         choices=("sgd", "adam", "adamw", "rmsprop", "adagrad"),
+        engine_choices={"megatron": ("sgd", "adam", "adamw")},
         engines=_torch("`torch.optim.SGD`, `Adam`, `AdamW`, `RMSprop`, `Adagrad`"),
     ),
     Hyperparameter(
@@ -420,6 +423,7 @@ _FINE_TUNING = (
         "Which weights learn: all, all but the first or some layers (freeze), only the last ones "
         "and the head (top), or small added ones (lora, adapter, prompt_tuning).",
         default="full", choices=("full", "freeze", "top", "lora", "adapter", "prompt_tuning"),
+        engine_choices={"megatron": ("full",)},
         engines=_torch("which weights have gradients; lora and prompt_tuning by peft"),
     ),
     Hyperparameter(
@@ -655,9 +659,9 @@ _HARDWARE = (
     ),
     Hyperparameter(
         "data_parallel_size", "Hardware", "whole number",
-        "Copies of the model that share the batch; by default resources.nodes * "
-        "resources.processes, and nothing else.",
-        aliases=("dp_degree",), minimum=1,
+        "Copies of the model that share the batch. It follows from the processes (resources.nodes "
+        "* resources.processes) and from how many of them share one copy.",
+        aliases=("dp_degree", "dp"), minimum=1,
         engines={**_torch("number of DistributedDataParallel processes"),
                  "vllm": "`data_parallel_size`", "sglang": "`dp_size`"},
     ),
@@ -681,12 +685,12 @@ _HARDWARE = (
     Hyperparameter(
         "sequence_parallel", "Hardware", "true or false",
         "Share what lies between the layers of a tensor-parallel model as well.",
-        default=False, off=False,
+        default=False, aliases=("sp",), off=False,
     ),
     Hyperparameter(
         "virtual_pipeline_stages", "Hardware", "whole number",
         "Parts of the model that each pipeline stage holds in turn.",
-        minimum=1,
+        aliases=("vpp",), minimum=1,
     ),
     Hyperparameter(
         "ddp_backend", "Hardware", "choice",
@@ -712,18 +716,74 @@ _HARDWARE = (
     ),
 )  # fmt: skip
 
-HYPERPARAMETERS: tuple[Hyperparameter, ...] = (
-    *_TRAINING,
-    *_FINE_TUNING,
-    *_MODEL,
-    *_GENERATION,
-    *_HARDWARE,
+_MEGATRON: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "num_train_epochs", "max_steps", "learning_rate", "global_batch_size",
+            "per_device_train_batch_size", "warmup_steps", "warmup_ratio", "momentum",
+            "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "group_by_length",
+            _SCHEDULE, "lr_step_size", "lr_gamma", "lr_end", "lr_power", "lr_num_cycles",
+            "lr_cyclic_mode", "lr_base", "lr_step_size_up", "lr_pct_start", "lr_div_factor",
+            "lr_final_div_factor", "lr_patience", "lr_factor", "lr_threshold",
+            "early_stopping_patience", "early_stopping_threshold", "eval_strategy", "eval_steps",
+            "save_steps", "logging_steps", "load_best_model_at_end", "seed", "init_method",
+            "init_std", "init_gain", "fine_tuning_method", "vocab_size", "max_length",
+            "add_eos_token", "tie_word_embeddings", "ddp_backend",
+        ),
+        "as torch",
+    ),
+    "gradient_accumulation_steps": "forward passes of the pipeline per update; by default as many "
+    "as it has stages",
+    "fp16": "`Float16Module`, with `DynamicGradScaler`",
+    "bf16": "`Float16Module`; the optimizer keeps the weights in single precision",
+    "optim": "`torch.optim` `SGD`, `Adam`, `AdamW`, or Transformer Engine's",
+    "max_grad_norm": "`clip_grad` of the optimizer",
+    "dropout": "`hidden_dropout` and `attention_dropout`",
+    "hidden_act": "`activation_func`, with a gate",
+    "hidden_size": "`hidden_size`",
+    "num_hidden_layers": "`num_layers`",
+    "num_attention_heads": "`num_attention_heads`",
+    "num_key_value_heads": "`num_query_groups`",
+    "intermediate_size": "`ffn_hidden_size`",
+    "data_parallel_size": "processes that `DistributedDataParallel` averages gradients over, and "
+    "that share the optimizer's state",
+    "tensor_parallel_size": "`tensor_model_parallel_size`",
+    "pipeline_parallel_size": "`pipeline_model_parallel_size`, 1F1B",
+    "context_parallel_size": "`context_parallel_size`; needs Transformer Engine",
+    "sequence_parallel": "`sequence_parallel`",
+    "virtual_pipeline_stages": "`virtual_pipeline_model_parallel_size`, interleaved",
+    "gradient_checkpointing": "full recomputation of each layer",
+}  # fmt: skip
+"""What the engine megatron does with the parameters that it uses."""
+
+
+def _with_megatron(row: Hyperparameter) -> Hyperparameter:
+    how = _MEGATRON.get(row.name)
+    return row if how is None else replace(row, engines={**row.engines, "megatron": how})
+
+
+HYPERPARAMETERS: tuple[Hyperparameter, ...] = tuple(
+    map(_with_megatron, (*_TRAINING, *_FINE_TUNING, *_MODEL, *_GENERATION, *_HARDWARE))
 )
 
 BY_NAME: Mapping[str, Hyperparameter] = {row.name: row for row in HYPERPARAMETERS}
 
 ALIASES: Mapping[str, str] = {alias: row.name for row in HYPERPARAMETERS for alias in row.aliases}
 """Accepted names that are stored under another one."""
+
+LAYOUT = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "sequence_parallel",
+    "virtual_pipeline_stages",
+    "zero_stage",
+    "offload",
+    "fsdp",
+    "ddp_backend",
+)
+"""How the work is shared among processes: it does not change what comes out."""
 
 ELSEWHERE: Mapping[str, str] = {
     "gpus": "resources.gpus",

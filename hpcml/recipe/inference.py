@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpcml.recipe.cell import ABSENT, Row, canonical_json
@@ -57,6 +58,8 @@ def check_inference(problems: Problems, recipe: Recipe, infer: Infer) -> None:
 
 class InferCells:
     """The cells of an inference, mostly one; a sweep is over generation parameters."""
+
+    layout: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

@@ -151,6 +151,8 @@ def _check_kind(problems: Problems, data: Mapping[str, Any]) -> None:
             problems.add((block,), f"this key is missing; kind {kind} needs it")
         elif kind in kinds and kind != block and data.get(block) is not None:
             problems.add((block,), f"the kind is {kind}, so it would not be used; leave it out")
+    if kind == "command" and data.get("parallel"):
+        problems.add(("parallel",), "the kind is command, so it would not be used; leave it out")
 
 
 def _check_environment(problems: Problems, recipe: Recipe) -> None:
@@ -176,7 +178,7 @@ def _check_train(problems: Problems, recipe: Recipe) -> None:
 
 def _check_values(problems: Problems, recipe: Recipe, data: Mapping[str, Any]) -> None:
     """Values must be kept as JSON, which has no infinity; one parameter has a text form of it."""
-    for part in ("params", "sweep"):
+    for part in ("params", "parallel", "sweep"):
         for path, value in _floats((part,), data.get(part)):
             infinite_norm = recipe.kind == "train" and {"grad_norm_type", "norm_type"} & {*path}
             if not math.isfinite(value) and not infinite_norm:
@@ -204,7 +206,7 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
     if recipe.kind == "command":
         return ()
     sweep = recipe.sweep
-    names = [*recipe.params, *sweep.grid]
+    names = [*recipe.params, *recipe.parallel, *sweep.grid]
     for mapping in (*sweep.zip, *sweep.points):
         names += mapping
     if sweep.random:

@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from hpcml.recipe.cell import ABSENT, Entry, Row, canonical_json
 from hpcml.recipe.expression import ExpressionError, Parameters, Template
-from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS, LAYOUT
 from hpcml.recipe.problems import KeyPath, Problems
 from hpcml.recipe.schema import Recipe
 from hpcml.recipe.stages import Stages, is_token
@@ -63,6 +64,8 @@ def compiled(text: str, path: KeyPath, problems: Problems) -> Template:
 
 class CommandCells:
     """The cells of a recipe that runs a program."""
+
+    layout: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -175,7 +178,12 @@ class _Resolved:
 
 
 class TrainCells:
-    """The cells of a recipe that trains."""
+    """The cells of a recipe that trains.
+
+    Attributes:
+        layout: how processes share the work, as far as it does not tell cells from each other:
+            what the recipe gives, and null for what follows from the number of processes.
+    """
 
     def __init__(
         self,
@@ -230,6 +238,11 @@ class TrainCells:
         self._resolved = PerValue(
             self._resolve, [position for position, name in enumerate(names) if name in matter]
         )
+        used = {row.name for row in HYPERPARAMETERS if train.engine in row.engines}
+        derived = [name for name in BATCH[1:] if fixed.get(name) is None]
+        self.layout = {
+            name: fixed.get(name) for name in (*LAYOUT, *derived) if name in used - {*names}
+        }
         self._pieces: dict[tuple[str, type, Any], str] = {}
         self._shared: tuple[dict[str, Any], str] | None = None
 
@@ -254,8 +267,8 @@ class TrainCells:
 
     def identity(self, row: Row, index: int) -> str:
         """Return the cell's id: the complete parameters count, so that it doesn't matter whether a
-        default is written. How a batch is spread over devices counts only where it is given, so
-        that a training can continue with more of them.
+        default is written. How processes share the work counts only where it is swept, and how a
+        batch is spread over them where it is given, so that a training can continue with more.
         """
         resolved = self._resolved(row)
         pieces = resolved.pieces.copy()
@@ -293,10 +306,7 @@ class TrainCells:
                 self._problems.add(path, message + suffix)
             self._problems.raise_any()
             raise
-        unspread = {"data_parallel_size", *BATCH[1:]} - {
-            name for name in BATCH[1:] if given.get(name) is not None
-        }
-        counted = sorted(name for name in values if name not in unspread)
+        counted = sorted(name for name in values if name not in self.layout)
         pieces = [self._piece(name, values[name]) for name in counted]
         return _Resolved(values, pieces, {name: place for place, name in enumerate(counted)})
 

@@ -248,7 +248,10 @@ class Data(Block):
 class Train(Block):
     """A training of a language model."""
 
-    engine: Literal["torch"] = Field(default="torch", description="What trains.")
+    engine: Literal["torch", "megatron"] = Field(
+        default="torch",
+        description="What trains: `torch`, or `megatron`, with 3D parallelism (docs/megatron.md).",
+    )
     model: Text | None = Field(
         default=None,
         description="A folder with a Hugging Face model to fine-tune, relative to the recipe; by "
@@ -401,6 +404,11 @@ class Recipe(Block):
         default_factory=dict,
         description="Parameters that are the same in all cells. For `train` and `infer`, "
         "hyperparameters; for `command` whatever the program takes, also nested.",
+    )
+    parallel: dict[str, Any] = Field(
+        default_factory=dict,
+        description="For `train` and `infer`, parameters of the group Hardware: `{tp: 2, pp: "
+        "2}`; the same as in `params`, and in one of the two places only.",
     )
     sweep: Sweep = Field(default_factory=Sweep, description="Parameters that vary.")
     objective: Objective | None = Field(

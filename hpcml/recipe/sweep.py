@@ -10,7 +10,7 @@ from typing import Any
 from hpcml.recipe.axes import MAX_CELLS, Axis, Names, axes
 from hpcml.recipe.cell import ABSENT, Cell, Row
 from hpcml.recipe.expression import Condition, ExpressionError, Parameters
-from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS
+from hpcml.recipe.hyperparameters import ALIASES, BY_NAME, HYPERPARAMETERS
 from hpcml.recipe.inference import InferCells
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.memory import no_collection
@@ -51,7 +51,7 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
     fixed = _fixed(loaded, names, problems)
     swept = tuple(itertools.chain.from_iterable(axis.names for axis in parts))
     _check_nesting({**fixed, **dict.fromkeys(swept)}, names, problems)
-    _check_used(loaded, swept, problems)
+    _check_used(loaded, swept, names, problems)
     problems.raise_any()
     _check_size(parts, problems)
 
@@ -101,9 +101,16 @@ def _fixed(loaded: LoadedRecipe, names: Names, problems: Problems) -> Values:
     fixed: Values = {}
     first: dict[str, KeyPath] = {}
     nested = loaded.recipe.kind == "command"
-    for written, path, value in _leaves(loaded.recipe.params, ("params",), nested):
+    leaves = itertools.chain(
+        _leaves(loaded.recipe.params, ("params",), nested),
+        _leaves(loaded.recipe.parallel, ("parallel",), nested=False),
+    )
+    for written, path, value in leaves:
         name = names.canonical(written, path)
         if name is None:
+            continue
+        if path[0] == "parallel" and BY_NAME[name].group != "Hardware":
+            problems.add(path, f"{name} does not say what processes share; it belongs in params")
             continue
         if name in first:
             problems.add(
@@ -140,12 +147,25 @@ def _check_nesting(params: Values, names: Names, problems: Problems) -> None:
                 )
 
 
-def _check_used(loaded: LoadedRecipe, swept: tuple[str, ...], problems: Problems) -> None:
-    """A setting on the command line that the sweep would overrule is a misunderstanding."""
+def _check_used(
+    loaded: LoadedRecipe, swept: tuple[str, ...], names: Names, problems: Problems
+) -> None:
+    """A setting on the command line that the sweep would overrule is a misunderstanding, and so is
+    what ``parallel`` says of a parameter that is swept.
+    """
+    for written in loaded.recipe.parallel:
+        path, name = ("parallel", written), ALIASES.get(written, written)
+        if name in swept:
+            place = names.places[name]
+            problems.add(
+                path,
+                f"it is also swept, as {loaded.document.key_of(place)} "
+                f"({loaded.document.where(place)}); give one of them",
+            )
     for name in loaded.recipe.params:
-        place = loaded.document.where(("params", name))
+        where = loaded.document.where(("params", name))
         canonical = name if loaded.recipe.kind == "command" else ALIASES.get(name, name)
-        if place.startswith("--set") and canonical in swept and not loaded.recipe.sweep.when:
+        if where.startswith("--set") and canonical in swept and not loaded.recipe.sweep.when:
             problems.add(
                 ("params", name),
                 f"it would not be used, because {canonical} is swept; set the sweep instead",

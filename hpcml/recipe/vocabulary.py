@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcml.layout import Layout, Shape
 from hpcml.recipe.hyperparameters import (
     ALIASES,
     ANY,
@@ -72,10 +73,10 @@ def canonical_name(name: str, engine: str) -> str:
     return row.name
 
 
-def allowed_values(row: Hyperparameter) -> str:
-    """Return what a parameter may be, in words."""
+def allowed_values(row: Hyperparameter, engine: str | None = None) -> str:
+    """Return what a parameter may be, in words; with an engine, what it may be there."""
     if row.kind == "choice":
-        return "one of " + ", ".join(row.choices)
+        return "one of " + ", ".join(_choices(row, engine))
     words = {
         "list": "a list" + (" of whole numbers" if row.minimum is not None else " of texts"),
         "JSON": "a text or a mapping",
@@ -92,8 +93,17 @@ def allowed_values(row: Hyperparameter) -> str:
     return words
 
 
-def checked_value(row: Hyperparameter, value: Any) -> Any:
+def _choices(row: Hyperparameter, engine: str | None) -> tuple[str, ...]:
+    return row.engine_choices.get(engine or "", row.choices)
+
+
+def checked_value(row: Hyperparameter, value: Any, engine: str | None = None) -> Any:
     """Return the value in the form in which it is stored, so that equal values are the same.
+
+    Args:
+        row: the parameter.
+        value: as it is written.
+        engine: whose choices count; by default those of all.
 
     Raises:
         ValueError: wrong type or out of range; the message says what is allowed.
@@ -101,13 +111,16 @@ def checked_value(row: Hyperparameter, value: Any) -> Any:
     if value is None and row.default is None and not row.default_by:
         return None
     checked = _CHECKS[row.kind](row, value)
+    if row.kind == "choice" and checked not in _choices(row, engine):
+        checked = None
     if checked is None:
         hint = ""
         if isinstance(value, str) and row.kind in ("whole number", "number"):
             hint = " (it is text)"
-        elif isinstance(value, str) and (close := nearest(value, row.choices)):
+        elif isinstance(value, str) and (close := nearest(value, _choices(row, engine))):
             hint = f"; did you mean {close!r}?"
-        raise ValueError(f"must be {allowed_values(row)}, not {_shown(value)}{hint}")
+        where = f" with the engine {engine}" if engine in row.engine_choices else ""
+        raise ValueError(f"must be {allowed_values(row, engine)}{where}, not {_shown(value)}{hint}")
     return checked
 
 
@@ -341,17 +354,31 @@ def _length(values: dict[str, Any], given: Values) -> list[tuple[str, str]]:
 
 def _batch(values: dict[str, Any], given: Values, setting: Setting) -> list[tuple[str, str]]:
     """Complete the batch arithmetic: global = per device * data-parallel size * accumulation."""
-    copies = setting.processes
+    layout = _layout(values)
+    copies, rest = divmod(setting.processes, layout.model)
+    shared = layout.model > 1
+    if rest or not copies:
+        name = max(_SHARES_A_COPY, key=lambda name: values.get(name) or 1)
+        return [
+            (
+                name,
+                f"{layout.model} processes share each copy of the model, and {setting.processes} "
+                f"(nodes * processes of resources) are no multiple of that"
+                + _advice(layout, values, given, setting),
+            )
+        ]
     size = given.get("data_parallel_size")
     if size not in (None, copies):
+        each = f"{layout.model} of them share" if shared else "each of them has"
         return [
             (
                 "data_parallel_size",
-                f"it is {size}, but resources gives {copies} processes (nodes * processes), and "
-                "each of them has a copy of the model",
+                f"it is {size}, but resources gives {setting.processes} processes (nodes * "
+                f"processes), and {each} a copy of the model",
             )
         ]
     values["data_parallel_size"] = copies
+    layout = replace(layout, data=copies)
     total, device, passes = (given.get(name) for name in BATCH)
     if device is not None and passes is not None:
         product = device * copies * passes
@@ -370,23 +397,75 @@ def _batch(values: dict[str, Any], given: Values, setting: Setting) -> list[tupl
     else:
         total = values["global_batch_size"] if total is None else total
         known_name = BATCH[1] if device is not None else BATCH[2]
-        known = device if device is not None else passes or 1
+        known = device if device is not None else passes or layout.default_passes(total)
         other, rest = divmod(total, known * copies)
         if rest or not other:
             return [
                 (
                     "global_batch_size",
                     f"{total} is not a multiple of {known * copies} = data-parallel size {copies} "
-                    f"* {known_name} {known}",
+                    f"* {known_name} {known}" + _advice(layout, values, given, setting),
                 )
             ]
         device, passes = (known, other) if device is not None else (other, known)
     values.update(zip(BATCH, (total, device, passes), strict=True))
-    return []
+    shape = _shape(values, given)
+    if shape is None:
+        return []
+    return [
+        (name, message + _advice(layout, values, given, setting))
+        for name, message in layout.mistakes(shape)
+    ]
+
+
+_SHARES_A_COPY = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+
+
+def _layout(values: Values) -> Layout:
+    """How processes share a copy of the model; how many copies there are is not known yet."""
+    tensor, pipeline, context = (values.get(name) or 1 for name in _SHARES_A_COPY)
+    return Layout(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        virtual=values.get("virtual_pipeline_stages") or 1,
+        sequence=values.get("sequence_parallel") or False,
+    )
+
+
+def _shape(values: Values, given: Values) -> Shape | None:
+    """What a layout must divide; None where an existing model, or another engine, decides."""
+    if values.get("num_hidden_layers") is None or "tensor_parallel_size" not in values:
+        return None
+    return Shape(
+        layers=values["num_hidden_layers"],
+        heads=values["num_attention_heads"],
+        key_value_heads=values["num_key_value_heads"],
+        intermediate=values["intermediate_size"],
+        length=values["max_length"],
+        batch=values["global_batch_size"],
+        micro_batch=given.get("per_device_train_batch_size"),
+        passes=given.get("gradient_accumulation_steps"),
+    )
+
+
+def _advice(layout: Layout, values: Values, given: Values, setting: Setting) -> str:
+    """The nearest layout that works, in words, where the model is known."""
+    shape = _shape(values, given)
+    if shape is None:
+        return ""
+    found = layout.nearest(shape, setting.processes)
+    if found is None:
+        return f"; no layout of {setting.processes} processes fits this model and batch"
+    return f"; the nearest layout that works: {found}"
 
 
 _CONFLICTING = (
     "bf16",
+    "max_length",
+    "sequence_parallel",
+    "virtual_pipeline_stages",
+    *_SHARES_A_COPY,
     "data_parallel_size",
     "fp16",
     "frozen_layers",
@@ -420,7 +499,7 @@ def _conflicts(values: Values, given: Values, setting: Setting) -> list[tuple[st
             mistakes.append(
                 (bound, f"{values[bound]:g} is above learning_rate {values['learning_rate']:g}")
             )
-    if values["fine_tuning_method"] == "freeze":
+    if values.get("fine_tuning_method") == "freeze":
         count, listed = values["num_frozen_layers"], values["frozen_layers"]
         if (count is None) == (listed is None):
             mistakes.append(
@@ -432,9 +511,9 @@ def _conflicts(values: Values, given: Values, setting: Setting) -> list[tuple[st
     layers = values["num_hidden_layers"]
     if layers is not None:
         for name, top in (
-            ("num_frozen_layers", values["num_frozen_layers"]),
-            ("frozen_layers", max(values["frozen_layers"] or [0]) + 1),
-            ("num_top_layers", values["num_top_layers"]),
+            ("num_frozen_layers", values.get("num_frozen_layers")),
+            ("frozen_layers", max(values.get("frozen_layers") or [0]) + 1),
+            ("num_top_layers", values.get("num_top_layers")),
         ):
             if given.get(name) is not None and top is not None and top > layers:
                 mistakes.append((name, f"the model has only {layers} layers (num_hidden_layers)"))

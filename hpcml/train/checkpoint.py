@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,6 +24,7 @@ from hpcml.worker.metrics import append_line
 
 MANIFEST = "manifest.json"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_DIGESTS = ".digests-"
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -42,6 +43,21 @@ class Checkpoint:
 
     step: int
     path: Path
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A checkpoint that is being written.
+
+    Attributes:
+        step: the number of finished steps.
+        folder: to be filled.
+        started: when it began, on the monotonic clock.
+    """
+
+    step: int
+    folder: Path
+    started: float
 
 
 class CheckpointStore:
@@ -80,23 +96,51 @@ class CheckpointStore:
         Raises:
             CheckpointError: the disk is full. What was there before is untouched.
         """
-        started = time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        writing = self.folder / f".writing-{step}-{os.getpid()}"
-        shutil.rmtree(writing, ignore_errors=True)
+        writing = self.begin(step)
         try:
-            writing.mkdir()
-            yield writing
-            self._publish(writing, step, best, started)
+            with self._explained(writing):
+                yield writing.folder
+            self.publish(writing, best)
+        finally:
+            self.abandon(writing)
+
+    def begin(self, step: int) -> Writing:
+        """Begin a checkpoint that is published later: an empty folder to fill.
+
+        Raises:
+            CheckpointError: the disk is full.
+        """
+        writing = Writing(step, self.folder / f".writing-{step}-{os.getpid()}", time.monotonic())
+        with self._explained(writing):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(writing.folder, ignore_errors=True)
+            writing.folder.mkdir()
+        return writing
+
+    def publish(self, writing: Writing, best: bool = False) -> None:
+        """Make what was written a checkpoint.
+
+        Raises:
+            CheckpointError: the disk is full.
+        """
+        with self._explained(writing):
+            self._publish(writing.folder, writing.step, best, writing.started)
+
+    def abandon(self, writing: Writing) -> None:
+        """Remove what was written, if it was not published."""
+        shutil.rmtree(writing.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _explained(self, writing: Writing) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             if _is_full(error):
                 raise CheckpointError(
-                    f"no space left for the checkpoint of step {step} in {self.folder}; the "
-                    "checkpoints before it are untouched: free some space and run again"
+                    f"no space left for the checkpoint of step {writing.step} in {self.folder}; "
+                    "the checkpoints before it are untouched: free some space and run again"
                 ) from error
             raise
-        finally:
-            shutil.rmtree(writing, ignore_errors=True)
 
     def mark(self, pointer: str, step: int) -> None:
         """Name an existing checkpoint: ``best``, or ``final``, the one that the result is of."""
@@ -104,15 +148,13 @@ class CheckpointStore:
             self._point(pointer, step)
 
     def _publish(self, writing: Path, step: int, best: bool, started: float) -> None:
+        known = _digests(writing)
         files = [path for path in sorted(writing.rglob("*")) if path.is_file()]
         manifest = {
             "step": step,
             "belongs_to": self._belongs_to,
             "files": {
-                str(path.relative_to(writing)): {
-                    "size": path.stat().st_size,
-                    "sha256": _sha256(path),
-                }
+                str(path.relative_to(writing)): known.get(path) or _described(path)
                 for path in files
             },
         }
@@ -287,6 +329,32 @@ def _is_full(error: BaseException) -> bool:
         if following is None:
             return False
         error = following
+
+
+def write_digests(folder: Path, name: str, paths: Iterable[Path]) -> None:
+    """Leave the digests of files for :meth:`CheckpointStore.publish`, which need not read them.
+
+    Args:
+        folder: of the files, within a checkpoint that is being written.
+        name: which no other process uses.
+        paths: of the files.
+    """
+    described = {path.name: _described(path) for path in paths}
+    (folder / f"{_DIGESTS}{name}").write_text(json.dumps(described))
+
+
+def _digests(writing: Path) -> dict[Path, dict[str, object]]:
+    """What :func:`write_digests` left; the files that say so are removed."""
+    found: dict[Path, dict[str, object]] = {}
+    for path in [*writing.rglob(f"{_DIGESTS}*")]:
+        described = json.loads(path.read_text())
+        found |= {path.with_name(name): each for name, each in described.items()}
+        path.unlink()
+    return found
+
+
+def _described(path: Path) -> dict[str, object]:
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:

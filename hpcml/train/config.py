@@ -114,19 +114,24 @@ class TrainingConfig:
     bf16: bool = False
     ddp_backend: str | None = None  # nccl with GPUs, gloo without
     gradient_checkpointing: bool = False
-    data_parallel_size: int | None = None  # the number of processes
+    data_parallel_size: int | None = None  # from the number of processes
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    sequence_parallel: bool = False
+    virtual_pipeline_stages: int = 1
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> TrainingConfig:
         """The configuration of a cell's resolved parameters; null stands for the default.
 
         Raises:
-            TrainingError: a parameter that this engine does not know, and would ignore.
+            TrainingError: a parameter that no engine knows, so that it would be ignored.
         """
         known = {row.name for row in fields(cls)}
         unknown = sorted(name for name, value in parameters.items() if name not in known)
         if unknown:
-            raise TrainingError(f"the torch engine has no parameter {', '.join(unknown)}")
+            raise TrainingError(f"no engine has a parameter {', '.join(unknown)}")
         return cls(**{name: value for name, value in parameters.items() if value is not None})
 
     def layout(self, world_size: int) -> tuple[int, int]:

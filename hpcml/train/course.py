@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from hpcml.data.dataset import Dataset
-from hpcml.train.checkpoint import Checkpoint, CheckpointStore
+from hpcml.train.checkpoint import Checkpoint, CheckpointStore, Writing
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.group import Group
 from hpcml.train.interval import CheckpointClock
@@ -41,6 +41,17 @@ class Engine(Protocol):
 
     def write(self, folder: Path) -> None:
         """Write this rank's part of a checkpoint."""
+
+
+class BackgroundEngine(Engine, Protocol):
+    """What writes checkpoints while the training goes on: ``write`` only begins to."""
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank is still writing its part."""
+
+    def complete(self) -> None:
+        """Wait until all ranks have written, and make their parts complete; all call it."""
 
 
 @dataclass
@@ -118,6 +129,7 @@ class Course:
         self._clock = time.perf_counter()
         self._saves: CheckpointClock | None = None
         self._warned = False
+        self._saving: tuple[Writing, bool, float] | None = None
 
     # -- the beginning --------------------------------------------------------------------------
 
@@ -311,12 +323,13 @@ class Course:
         self.group.wait()
         seconds = time.perf_counter() - paused
         self._clock += seconds
-        self._note_saving(seconds)
+        self._note_saving(seconds, seconds)
 
-    def _note_saving(self, seconds: float) -> None:
+    def _note_saving(self, paused: float, seconds: float) -> None:
+        """Take note of how long a checkpoint held up the training, and of how long it took."""
         if not self.group.first:
             return
-        if self._saves is not None and (line := self._saves.saved(seconds, time.monotonic())):
+        if self._saves is not None and (line := self._saves.saved(paused, time.monotonic())):
             print(line, flush=True)
         lead = self.job.lead
         if lead is not None and seconds > lead and not self._warned:
@@ -328,6 +341,53 @@ class Course:
                 "signal.lead of the site",
                 flush=True,
             )
+
+    def begin_save(self, engine: BackgroundEngine) -> None:
+        """Begin a checkpoint that is written while the training goes on; all ranks take part.
+
+        Raises:
+            TrainingError: the loss is not a finite number, so the weights are broken.
+            CheckpointError: the disk is full.
+        """
+        paused = time.perf_counter()
+        self.complete_save(engine, wait=True)
+        self._mean_loss()
+        best = self.names_best()
+        writing = self.store.begin(self.step) if self.group.first else None
+        writing = self.group.share(writing)
+        engine.write(writing.folder)
+        seconds = time.perf_counter() - paused
+        self._saving = writing, best, seconds
+        self._clock += seconds
+
+    def complete_save(self, engine: BackgroundEngine, wait: bool) -> None:
+        """Publish the checkpoint that was begun, if there is one and all ranks have written.
+
+        Args:
+            engine: which writes.
+            wait: until they have.
+
+        Raises:
+            CheckpointError: a rank could not write. What was there before is untouched.
+        """
+        if self._saving is None or (not wait and self.group.any(engine.writing)[0]):
+            return
+        writing, best, paused = self._saving
+        self._saving = None
+        begun = time.perf_counter()
+        try:
+            engine.complete()
+            if self.group.first:
+                self.store.publish(writing, best)
+        finally:
+            if self.group.first:
+                self.store.abandon(writing)
+        if wait:
+            # Nobody leaves before it is published.
+            self.group.wait()
+        seconds = time.perf_counter() - begun
+        self._clock += seconds
+        self._note_saving(paused + seconds, time.monotonic() - writing.started)
 
     def names_best(self) -> bool:
         """Whether the checkpoint that is about to be saved is the best one so far; noted."""
@@ -412,10 +472,12 @@ def model_digest(folder: Path) -> str:
     """A digest by which a model folder is known again, without reading all of a large one.
 
     It covers the configuration, and of each weights file its name, size, and both ends, where a
-    file of safetensors has its table of tensors and the last of them.
+    file of safetensors has its table of tensors and the last of them. The weights of a model in a
+    checkpoint of the engine megatron lie beside it.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    for path in sorted(files or (folder.parent / "megatron").glob("*.distcp")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with open(path, "rb") as file:

@@ -67,9 +67,13 @@ def export(cell_dir: Path, target: Path, which: str | int = "final", merge: bool
     writing = target.with_name(f".writing-{target.name}-{os.getpid()}")
     shutil.rmtree(writing, ignore_errors=True)
     try:
+        trained: Any = None
         if merge and method in ("lora", "adapter"):
-            merged = _merged(Path(payload["model"]), model, method)
-            merged.save_pretrained(str(writing))
+            trained = _merged(Path(payload["model"]), model, method)
+        elif payload["engine"] == "megatron":
+            trained = _gathered(model)
+        if trained is not None:
+            trained.save_pretrained(str(writing))
             for file in model.iterdir():
                 if file.name.startswith(_TOKENIZER_FILES):
                     shutil.copy2(file, writing / file.name)
@@ -81,6 +85,13 @@ def export(cell_dir: Path, target: Path, which: str | int = "final", merge: bool
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return target
+
+
+def _gathered(model: Path) -> Any:
+    """The model of a checkpoint that many processes wrote, each a part."""
+    from hpcml.train.model import read_model  # heavy
+
+    return read_model(model, "auto")
 
 
 def _merged(base: Path, added: Path, method: str) -> Any:

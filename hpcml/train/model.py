@@ -27,6 +27,19 @@ def new_model(
     Raises:
         TrainingError: the shape contradicts itself.
     """
+    model = LlamaForCausalLM(new_shape(config, vocab_size, special_tokens))
+    initialize(model, config)
+    return model
+
+
+def new_shape(
+    config: TrainingConfig, vocab_size: int, special_tokens: dict[str, int | None]
+) -> LlamaConfig:
+    """What :func:`new_model` makes, without any weights.
+
+    Raises:
+        TrainingError: the shape contradicts itself.
+    """
     heads = config.num_attention_heads
     key_value_heads = config.num_key_value_heads or heads
     if config.hidden_size % heads or heads % key_value_heads or config.hidden_size // heads % 2:
@@ -34,23 +47,19 @@ def new_model(
             f"hidden_size {config.hidden_size} must be an even multiple of num_attention_heads "
             f"{heads}, and that a multiple of num_key_value_heads {key_value_heads}"
         )
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size or -(-config.hidden_size * 8 // 192) * 64,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=key_value_heads,
-            hidden_act=config.hidden_act,
-            max_position_embeddings=config.max_length,
-            tie_word_embeddings=config.tie_word_embeddings,
-            initializer_range=config.init_std,
-            **special_tokens,
-        )
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size or -(-config.hidden_size * 8 // 192) * 64,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        hidden_act=config.hidden_act,
+        max_position_embeddings=config.max_length,
+        tie_word_embeddings=config.tie_word_embeddings,
+        initializer_range=config.init_std,
+        **special_tokens,
     )
-    initialize(model, config)
-    return model
 
 
 def load_model(folder: Path, max_length: int) -> PreTrainedModel:
@@ -66,9 +75,7 @@ def load_model(folder: Path, max_length: int) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise TrainingError(f"no model at {folder}: it has no config.json")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True
-        )
+        model = read_model(folder)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise TrainingError(f"{folder} holds no usable model: {first}") from error
@@ -76,6 +83,24 @@ def load_model(folder: Path, max_length: int) -> PreTrainedModel:
     if positions is not None and positions < max_length:
         raise TrainingError(f"max_length {max_length} is above the model's {positions} positions")
     return model
+
+
+def read_model(folder: Path, dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
+    """The model of a folder, also of one in a checkpoint of the engine megatron.
+
+    Args:
+        folder: as ``save_pretrained``, or a checkpoint, leaves it.
+        dtype: of the weights; ``auto`` leaves them as they are.
+    """
+    from hpcml.train.megatron import weights  # it needs this module
+
+    if weights.distributed(folder) is None:
+        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    shape = LlamaConfig.from_pretrained(str(folder), local_files_only=True)
+    state = dict(weights.of_checkpoint(folder, shape))
+    if dtype == "auto":
+        dtype = next(iter(state.values())).dtype
+    return LlamaForCausalLM.from_pretrained(None, config=shape, state_dict=state, dtype=dtype)
 
 
 def initialize(model: nn.Module, config: TrainingConfig) -> None:

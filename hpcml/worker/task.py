@@ -110,6 +110,9 @@ class Task:
 
     def _cell(self, index: int, slot: int) -> Cell:
         cell = read_cell(self._context.run_dir, index)
+        if "parameters" in cell["payload"]:
+            # How processes share the work may be another one than when the cells were written.
+            cell["payload"]["parameters"].update(self._context.plan.get("layout") or {})
         if self._context.node.rank:
             return FollowingCell(self._context, cell, self._gpus(slot))
         return LeadingCell(self._context, cell, self._gpus(slot), self._record["created"])

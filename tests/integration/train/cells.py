@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ def write_cell(
     data: Mapping[str, Any] | None = None,
     objective: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
+    engine: str = "torch",
 ) -> Path:
     """A cell's folder with its ``cell.json``; ``parameters`` go on top of ``TINY``."""
     cell_dir.mkdir(parents=True)
@@ -81,7 +84,7 @@ def write_cell(
     if model is not None:
         chosen = {name: value for name, value in chosen.items() if name not in MODEL_ONLY}
     payload = {
-        "engine": "torch",
+        "engine": engine,
         "model": str(model) if model else None,
         "data": {
             "source": None,
@@ -117,10 +120,12 @@ def train(
     more: Mapping[str, str] | None = None,
 ) -> int:
     """Train a cell in this process; returns the exit code. ``more`` is environment."""
-    from hpcml.train import torch_engine
-
     job = TrainingJob.load(cell_dir, {**environment(cell_dir, data_root), **(more or {})})
-    return torch_engine.run(job, StopAfter(stop_after))
+    if job.engine == "megatron":
+        from hpcml.train.megatron import engine
+    else:
+        from hpcml.train import torch_engine as engine
+    return engine.run(job, StopAfter(stop_after))
 
 
 def start(
@@ -145,6 +150,64 @@ def start(
         stdout=log,
         stderr=log,
     )
+
+
+def free_port() -> int:
+    """A port that nobody listens to."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def train_in_turn(
+    folder: Path, data_root: Path, jobs: Sequence[tuple[Path, int, int | None]]
+) -> list[list[int]]:
+    """Train several cells, each with some of the same processes.
+
+    Args:
+        folder: for the logs of the processes.
+        data_root: where tokenized data lies.
+        jobs: cell, number of processes, and the steps after which they are asked to stop.
+
+    Returns:
+        For each cell the exit codes of its processes.
+    """
+    folder.mkdir(parents=True)
+    described = [
+        {
+            "cell": str(cell),
+            "processes": count,
+            "stop_after": stop_after,
+            "port": free_port(),
+            "data_root": str(data_root),
+        }
+        for cell, count, stop_after in jobs
+    ]
+    (folder / "jobs.json").write_text(json.dumps(described))
+    count = max(count for _, count, _ in jobs)
+    script = Path(__file__).with_name("ranks.py")
+    processes = []
+    for rank in range(count):
+        log = open(folder / f"log.{rank}", "ab")  # noqa: SIM115
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(script), str(folder / "jobs.json"), str(rank)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+            )
+        )
+    try:
+        # One that fails leaves the others waiting.
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+    logs = "\n".join((folder / f"log.{rank}").read_text()[-2000:] for rank in range(count))
+    assert not any(codes), logs
+    each = [json.loads((folder / f"codes.{rank}.json").read_text()) for rank in range(count)]
+    return [[codes[number] for codes in each[:count]] for number, (_, count, _) in enumerate(jobs)]
 
 
 def metrics(cell_dir: Path) -> dict[int, dict[str, float]]:

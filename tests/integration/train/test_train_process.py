@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -114,17 +113,11 @@ def test_kills_at_any_moment_cost_nothing_but_time(
     assert cells.weights(cell) == cells.weights(whole)
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 def run_ranks(
     cell: Path, data_root: Path, world_size: int, stop_after: int | None = None
 ) -> list[int]:
     """Run all ranks; ``stop_after`` sends one of them a signal after so many logged losses."""
-    port = free_port()
+    port = cells.free_port()
     ranks = [cells.start(cell, data_root, rank, world_size, port) for rank in range(world_size)]
     try:
         if stop_after is not None:

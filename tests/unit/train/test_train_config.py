@@ -15,8 +15,8 @@ def test_null_stands_for_the_default() -> None:
 
 
 def test_a_parameter_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(TrainingError, match="no parameter device_map, tensor_parallel_size"):
-        TrainingConfig.from_parameters({"tensor_parallel_size": 2, "device_map": "auto"})
+    with pytest.raises(TrainingError, match="no engine has a parameter device_map, top_k"):
+        TrainingConfig.from_parameters({"top_k": 2, "device_map": "auto"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The engine ``megatron``: megatron-core's model, optimizer, schedules and checkpoints."""

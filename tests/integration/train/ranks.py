@@ -1,0 +1,48 @@
+"""One rank of several trainings, one after the other: starting processes takes the longest.
+
+``python ranks.py JOBS RANK``; JOBS is a JSON file with, for each training, the cell's folder, how
+many processes train it (the others wait for the next one), their port, and after how many steps
+they are asked to stop. The exit codes are left beside JOBS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import cells
+
+
+def main(jobs: Path, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from hpcml.train.config import TrainingJob
+    from hpcml.train.megatron import engine
+
+    torch.set_num_threads(1)
+    codes = []
+    for job in json.loads(jobs.read_text()):
+        if rank >= job["processes"]:
+            codes.append(0)
+            continue
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(job["processes"]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(job["port"]),
+        }
+        cell = Path(job["cell"])
+        training = TrainingJob.load(cell, cells.environment(cell, Path(job["data_root"])))
+        codes.append(engine.run(training, cells.StopAfter(job["stop_after"])))
+        assert not dist.is_initialized()
+    jobs.with_name(f"codes.{rank}.json").write_text(json.dumps(codes))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
