@@ -243,9 +243,14 @@ def _checkpoints(output: Console, estimate: Estimate) -> None:
     table.add_row("size", f"{gib(size)} GiB")
     table.add_row("a save", _time(costs.save))
     table.add_row("failures of the job", f"one in {text.duration(costs.mtbf)}")
-    step = estimate.seconds()
-    every = f", {max(1, round(costs.interval / step)):,} steps" if step else ""
-    table.add_row("best interval (Young, Daly)", f"{text.duration(costs.interval)}{every}")
+    table.add_row("best interval (Young, Daly)", _interval(estimate, costs.best))
+    training = estimate.training
+    if training.save_steps:
+        how = f"save_steps {training.save_steps}"
+    else:
+        how = "checkpoint.interval" if training.save_interval else "checkpoint.interval: auto"
+    known = not training.save_steps or estimate.seconds()
+    table.add_row(f"the recipe's ({how})", _interval(estimate, costs.interval) if known else "")
     output.print(table)
     if costs.lead < costs.save:
         output.print(
@@ -254,6 +259,12 @@ def _checkpoints(output: Console, estimate: Estimate) -> None:
             style="red",
             soft_wrap=True,
         )
+
+
+def _interval(estimate: Estimate, seconds: float) -> str:
+    step = estimate.seconds()
+    steps = f", {max(1, round(seconds / step)):,} steps" if step else ""
+    return f"{text.duration(seconds)}{steps}"
 
 
 def _segments(output: Console, estimate: Estimate) -> None:

@@ -262,7 +262,11 @@ class TrainCells:
         return {
             **self._common(parameters, index)[0],
             "parameters": parameters,
-            "checkpoint": recipe.checkpoint.model_dump(),
+            # Seconds, which a dump of the model would write as a text for people.
+            "checkpoint": {
+                "interval": recipe.checkpoint.interval,
+                "keep": recipe.checkpoint.keep,
+            },
         }
 
     def identity(self, row: Row, index: int) -> str:

@@ -43,6 +43,20 @@ def checkpoint_interval(save: float, mtbf: float) -> float:
     return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
 
 
+#: Seconds: nodes are not all that fails, so that no training goes on longer without a checkpoint,
+#: unless saving would then take more than this part of the time.
+_LONGEST, _SHARE = 1800, 0.01
+
+
+def automatic_interval(save: float, mtbf: float) -> float:
+    """Seconds of training between two checkpoints with ``checkpoint.interval: auto``.
+
+    That is :func:`checkpoint_interval`, or half an hour where that is less and costs next to
+    nothing. The training decides in the same way, by the time that saving really takes.
+    """
+    return min(checkpoint_interval(save, mtbf), max(_LONGEST, save / _SHARE))
+
+
 @dataclass(frozen=True)
 class Segments:
     """A training in jobs of a limited length.
@@ -69,7 +83,8 @@ class Costs:
 
     Attributes:
         save, restore: of one checkpoint.
-        interval: training between two checkpoints.
+        best: training between two checkpoints that loses the least.
+        interval: training between two checkpoints as the recipe has it.
         mtbf: mean time between failures of the job.
         lead: between the signal and the end of a job.
         startup: from the start of a job to its first step.
@@ -77,6 +92,7 @@ class Costs:
 
     save: float
     restore: float
+    best: float
     interval: float
     mtbf: float
     lead: int

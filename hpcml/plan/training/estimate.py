@@ -8,7 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from hpcml.plan.resources import Resources
-from hpcml.plan.training.backfill import Costs, Segments, checkpoint_bytes, checkpoint_interval
+from hpcml.plan.training.backfill import (
+    Costs,
+    Segments,
+    automatic_interval,
+    checkpoint_bytes,
+    checkpoint_interval,
+)
 from hpcml.plan.training.backfill import segments as in_segments
 from hpcml.plan.training.compute import Speed, step_flops, step_seconds
 from hpcml.plan.training.kinds import kinds
@@ -168,10 +174,15 @@ class Estimate:
         hardware = self.hardware
         size = checkpoint_bytes(self.training, self.layout)
         save, mtbf = size / hardware.write_speed, hardware.node_mtbf / hardware.nodes
+        training, step = self.training, self.seconds()
+        interval = training.save_interval or automatic_interval(save, mtbf)
+        if training.save_steps and step:
+            interval = training.save_steps * step
         return Costs(
             save=save,
             restore=size / hardware.read_speed,
-            interval=checkpoint_interval(save, mtbf),
+            best=checkpoint_interval(save, mtbf),
+            interval=interval,
             mtbf=mtbf,
             lead=hardware.lead,
         )

@@ -23,6 +23,7 @@ _MATTER = (
     "tie_word_embeddings",
     "max_length",
     "max_steps",
+    "save_steps",
     "global_batch_size",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -122,6 +123,7 @@ def _training(payload: Mapping[str, Any], heavy: bool) -> Training:
         model = new_model({**parameters, "vocab_size": tokenizer_size(Path(tokenizer))})
     else:
         model = new_model(parameters)
+    interval = payload["checkpoint"]["interval"]
     return Training(
         model=model,
         parts=parts_of(model, parameters),
@@ -131,4 +133,6 @@ def _training(payload: Mapping[str, Any], heavy: bool) -> Training:
         half=bool(parameters.get("bf16") or parameters.get("fp16")),
         optimizer_values=optimizer_values(parameters),
         dropout=bool(parameters.get("dropout")),
+        save_steps=parameters.get("save_steps"),
+        save_interval=None if interval == "auto" else interval,
     )

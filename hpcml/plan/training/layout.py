@@ -31,6 +31,8 @@ class Training:
         dropout: whether masks of dropped activations are kept.
         flash: whether attention is computed without keeping its s x s scores (Dao et al.,
             "FlashAttention", 2022).
+        save_steps: steps between two checkpoints, if the recipe counts them.
+        save_interval: seconds between two checkpoints, if the recipe gives them.
     """
 
     model: Model
@@ -42,6 +44,8 @@ class Training:
     optimizer_values: int = 2
     dropout: bool = False
     flash: bool = True
+    save_steps: int | None = None
+    save_interval: int | None = None
 
     @property
     def parameters(self) -> int:

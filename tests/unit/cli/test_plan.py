@@ -181,3 +181,24 @@ def test_a_tokenizer_decides_the_vocabulary(invoke: Invoke, written: tuple[Path,
     )
     (document,) = documents(invoke, recipe, "--site", site)
     assert document["estimates"][0]["parameters"]["embedding"] == 1000 * 128
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "seconds"),
+    [
+        ("checkpoint.interval=auto", "checkpoint.interval: auto", 1800),
+        ("checkpoint.interval=20m", "(checkpoint.interval)", 1200),
+        ("params.save_steps=100", "save_steps 100", None),
+    ],
+)
+def test_when_it_saves(
+    invoke: Invoke, written: tuple[Path, Path], setting: str, said: str, seconds: int | None
+) -> None:
+    recipe, site = written
+    assert said in invoke("plan", recipe, "--site", site, "--set", setting).output
+    (document,) = documents(invoke, recipe, "--site", site, "--set", setting)
+    (estimate,) = document["estimates"]
+    seconds = seconds or 100 * estimate["step"]["seconds"]
+    # 38 s of saving, at the most a part in a hundred.
+    expected = max(seconds, 100 * estimate["checkpoint"]["save"]) if seconds == 1800 else seconds
+    assert estimate["checkpoint"]["interval"] == pytest.approx(expected)

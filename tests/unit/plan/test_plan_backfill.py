@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.plan.training.backfill import Costs, checkpoint_interval, segments
+from hpcml.plan.training.backfill import (
+    Costs,
+    automatic_interval,
+    checkpoint_interval,
+    segments,
+)
+from hpcml.train.interval import CheckpointClock, optimal_interval
 
 
 def lost(interval: float, save: float, mtbf: float) -> float:
@@ -41,7 +47,15 @@ def test_long_saves_follow_daly() -> None:
     assert checkpoint_interval(5000, 1000) == 1000
 
 
-COSTS = Costs(save=20, restore=10, interval=3000, mtbf=math.inf, lead=60, startup=50)
+@given(st.floats(0.001, 1e5), st.floats(600, 1e9))
+def test_the_training_decides_in_the_same_way(save: float, mtbf: float) -> None:
+    """It has the formula once more, since it runs where the plan is not."""
+    assert checkpoint_interval(save, mtbf) == pytest.approx(optimal_interval(save, mtbf))
+    clock = CheckpointClock(fixed=None, mtbf=mtbf, save=save, now=0)
+    assert automatic_interval(save, mtbf) == pytest.approx(clock.interval)
+
+
+COSTS = Costs(save=20, restore=10, best=0, interval=3000, mtbf=math.inf, lead=60, startup=50)
 
 
 def test_a_job_by_hand() -> None:
@@ -65,7 +79,7 @@ def test_jobs_that_are_too_short() -> None:
 
 
 def test_a_lead_that_is_too_short_loses_what_was_not_saved() -> None:
-    slow = Costs(save=90, restore=10, interval=300, mtbf=math.inf, lead=60, startup=50)
+    slow = Costs(save=90, restore=10, best=0, interval=300, mtbf=math.inf, lead=60, startup=50)
     found = segments(3000, 10_000, slow)
     # 2,880 s between the restored checkpoint and the signal have 7 periodic saves.
     assert found.links == math.ceil(10_000 / (7 * 300))
@@ -78,7 +92,7 @@ def test_longer_jobs_are_never_worse(
     length: int, training: float, save: float, mtbf: float
 ) -> None:
     interval = checkpoint_interval(max(save, 0.01), mtbf)
-    costs = Costs(max(save, 0.01), save, interval, mtbf, lead=60, startup=60)
+    costs = Costs(max(save, 0.01), save, interval, interval, mtbf, lead=60, startup=60)
     short, long = segments(length, training, costs), segments(2 * length, training, costs)
     assert 0 <= short.useful < 1
     if short.links is None:

@@ -338,6 +338,11 @@ def test_the_payload_of_a_training(recipes: Recipes) -> None:
     json.dumps(parameters, allow_nan=False)
 
 
+def test_times_reach_a_training_in_seconds(recipes: Recipes) -> None:
+    (cell,) = recipes.cells(TRAIN, "checkpoint.interval=20m")
+    assert cell.payload["checkpoint"] == {"interval": 1200, "keep": 2}
+
+
 def test_wildcards_in_the_name_of_the_folder_are_no_wildcards(tmp_path: Path) -> None:
     folder = tmp_path / "a[1]"
     folder.mkdir()
