@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from tests.conftest import wait_until
 from tests.integration.slurm.conftest import LoginNode
 
 # Writes what it got into the cell's folder.
@@ -17,6 +18,22 @@ told = {"argv": sys.argv[1:], "env": dict(os.environ), "host": os.uname().nodena
         "cwd": os.getcwd()}
 (cell / f"told.{rank}").write_text(json.dumps(told))
 sys.exit(sys.argv[1:2] == ["fail"])
+"""
+
+# Waits to be asked to stop, and saves who asked; the second time it finds that and is done.
+RANKS = """
+import os, pathlib, signal, sys, time
+cell = pathlib.Path(os.environ["HPCML_CELL_DIR"])
+saved = cell / f"saved.{os.environ['RANK']}"
+asked = []
+for name in ("USR1", "TERM"):
+    signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: asked.append(name))
+(cell / f"began.{os.environ['RANK']}").touch()
+while not saved.exists():
+    time.sleep(0.1)
+    if asked:
+        saved.write_text(asked[0])
+        sys.exit(75)
 """
 
 
@@ -97,3 +114,19 @@ def test_ranks_on_two_nodes(login: LoginNode) -> None:
     # Slurm 22.05 and later does not hand it on to steps by itself.
     assert {rank["env"]["SLURM_CPUS_PER_TASK"] for rank in ranks} == {"6"}
     assert {rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1"}
+
+
+def test_a_signal_reaches_the_ranks_of_both_nodes(login: LoginNode) -> None:
+    """Through srun, which keeps some signals to itself; all save, and the job comes back."""
+    login.write("train.py", RANKS)
+    recipe = login.recipe(
+        "both", [sys.executable, "train.py"], [1], resources={"nodes": 2, "processes": 2}
+    )
+    login("sweep", recipe)
+    wait_until(lambda: len(list(login.folder.glob("runs/both/*/cells/*/began.*"))) == 4)
+    login.cluster.run("scancel", "--batch", "--signal=USR1", f"{login.jobs()[0]}_0")
+    wait_until(lambda: login.states() == ["done"], 120)
+    (cell,) = login.cell_dirs()
+    assert {file.read_text() for file in cell.glob("saved.*")} == {"USR1"}
+    assert len(list(cell.glob("saved.*"))) == 4
+    assert [end["cause"] for end in login.events("ended")[cell.name]] == ["stopped", "done"]

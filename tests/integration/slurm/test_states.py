@@ -18,7 +18,7 @@ def test_why_cells_wait(login: LoginNode) -> None:
     """Held by its owner; then, released, for the other cells of the array."""
     recipe = login.recipe(
         "waits",
-        ["sleep", "30"],
+        ["sleep", "100"],  # until it is cancelled
         [1, 2, 3],
         array={"max_running": 1},
         slurm={"sbatch": {"hold": True}},
@@ -46,9 +46,10 @@ def test_why_cells_wait(login: LoginNode) -> None:
 
 
 def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
+    go = login.folder / "go"
     recipe = login.recipe(
         "prints",
-        [sys.executable, "-u", "-c", "for i in range(3): print(i); __import__('time').sleep(1)"],
+        ["sh", "-c", f"echo 0; until [ -e {go} ]; do sleep 0.1; done; echo 1; echo 2"],
         [1],
         slurm={"sbatch": {"hold": True}},
     )
@@ -58,11 +59,14 @@ def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
     assert follower.stderr
     assert "is held" in follower.stderr.readline()
     login.cluster.run("scontrol", "release", *login.jobs())
+    assert watcher.stdout
+    while "cell 0 (n=1): running" not in (line := watcher.stdout.readline()):
+        assert line, "it ended without having seen the cell run"
+    go.touch()
     out, err = follower.communicate(timeout=60)
     assert out.split() == ["0", "1", "2"]
     assert "is held" not in err
     out, err = watcher.communicate(timeout=60)
-    assert "cell 0 (n=1): running" in out
     assert "cell 0 (n=1): done" in out
 
 
@@ -187,12 +191,14 @@ def test_every_waiting_task_of_an_array_is_seen(
 
 
 def test_an_interrupted_watch_leaves_the_run_alone(login: LoginNode) -> None:
-    recipe = login.recipe("watched", ["sleep", "10"], [1])
+    go = login.folder / "go"
+    recipe = login.recipe("watched", ["sh", "-c", f"until [ -e {go} ]; do sleep 0.1; done"], [1])
     login("sweep", recipe)
     watcher = login.start("status", "watched", "--watch")
     wait_until(lambda: login.states() == ["running"], 60)
     os.kill(watcher.pid, signal.SIGINT)
     assert watcher.wait(timeout=30) == 130
+    go.touch()
     wait_until(lambda: login.states() == ["done"], 60)
 
 

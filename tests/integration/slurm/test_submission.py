@@ -292,7 +292,8 @@ def test_the_preview_is_what_happens(login: LoginNode) -> None:
 
 def test_following_may_end_before_the_jobs(login: LoginNode) -> None:
     """Ctrl-C ends the command that waits, and nothing else."""
-    recipe = login.recipe("patience", ["sleep", "15"], [1])
+    go = login.folder / "go"
+    recipe = login.recipe("patience", ["sh", "-c", f"until [ -e {go} ]; do sleep 0.1; done"], [1])
     sweep = login.start("sweep", recipe, "--wait")
     wait_until(lambda: list(login.folder.rglob("events.jsonl")), 60)
     os.kill(sweep.pid, signal.SIGINT)
@@ -300,6 +301,7 @@ def test_following_may_end_before_the_jobs(login: LoginNode) -> None:
     assert sweep.returncode == 130
     assert "the jobs go on" in err
     # The same command again submits nothing, and follows.
+    go.touch()
     login("sweep", recipe, "--wait")
     assert len(login.jobs()) == 1
     assert {len(events) for events in login.events("started").values()} == {1}

@@ -138,6 +138,24 @@ def test_the_stop_file_is_a_second_channel(tmp_path: Path) -> None:
     assert event["signal"] == "stop file"
 
 
+def test_where_a_library_takes_the_signal_the_file_is_there(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, time, hpcml\n"
+        "for number in (10, 12, 15): signal.signal(number, lambda *_: 0)\n"
+        "hpcml.report(step=1, x=0)\n"
+        "while not os.path.exists(os.environ['HPCML_STOP_FILE']): time.sleep(0.05)\n"
+        "sys.exit(75)"
+    )
+    run = Run(tmp_path, [program])
+    worker = run.start()
+    run.wait_for_step()
+    worker.send_signal(signal.SIGUSR1)
+    assert worker.wait(60) == 75
+    (ended,) = run.events(kind="ended")
+    assert (ended["code"], ended["cause"]) == (75, "stopped")
+    assert not (run.folder.cell_dir("cell0") / "stop").exists()
+
+
 def test_a_payload_that_ignores_the_request_is_killed_after_the_lead(tmp_path: Path) -> None:
     program = (
         "import signal,time,hpcml; signal.signal(10, lambda *_: 0)\nhpcml.report(step=1, x=0)\n"
