@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcml.train.config import TrainingJob
 from hpcml.train.stop import StopRequest
@@ -159,15 +159,29 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def train_in_turn(
-    folder: Path, data_root: Path, jobs: Sequence[tuple[Path, int, int | None]]
-) -> list[list[int]]:
+class Job(NamedTuple):
+    """A training that some processes do together.
+
+    Attributes:
+        cell: the cell's folder.
+        processes: how many.
+        stop_after: the steps after which they are asked to stop.
+        parameters: those that are others than the cell says, as a submission may have it.
+    """
+
+    cell: Path
+    processes: int
+    stop_after: int | None = None
+    parameters: Mapping[str, Any] = {}
+
+
+def train_in_turn(folder: Path, data_root: Path, jobs: Sequence[Job]) -> list[list[int]]:
     """Train several cells, each with some of the same processes.
 
     Args:
         folder: for the logs of the processes.
         data_root: where tokenized data lies.
-        jobs: cell, number of processes, and the steps after which they are asked to stop.
+        jobs: one after the other.
 
     Returns:
         For each cell the exit codes of its processes.
@@ -175,16 +189,15 @@ def train_in_turn(
     folder.mkdir(parents=True)
     described = [
         {
-            "cell": str(cell),
-            "processes": count,
-            "stop_after": stop_after,
+            **job._asdict(),
+            "cell": str(job.cell),
             "port": free_port(),
             "data_root": str(data_root),
         }
-        for cell, count, stop_after in jobs
+        for job in jobs
     ]
     (folder / "jobs.json").write_text(json.dumps(described))
-    count = max(count for _, count, _ in jobs)
+    count = max(job.processes for job in jobs)
     script = Path(__file__).with_name("ranks.py")
     processes = []
     for rank in range(count):
@@ -207,7 +220,7 @@ def train_in_turn(
     logs = "\n".join((folder / f"log.{rank}").read_text()[-2000:] for rank in range(count))
     assert not any(codes), logs
     each = [json.loads((folder / f"codes.{rank}.json").read_text()) for rank in range(count)]
-    return [[codes[number] for codes in each[:count]] for number, (_, count, _) in enumerate(jobs)]
+    return [[codes[number] for codes in each[: job.processes]] for number, job in enumerate(jobs)]
 
 
 def metrics(cell_dir: Path) -> dict[int, dict[str, float]]:
@@ -231,6 +244,14 @@ def weights(cell_dir: Path) -> str:
     """A digest of the newest checkpoint's weights."""
     name = (cell_dir / "checkpoints" / "latest").read_text().strip()
     digest = hashlib.sha256()
+    if (cell_dir / "checkpoints" / name / "megatron").is_dir():
+        from transformers import LlamaConfig
+
+        from hpcml.train.megatron.weights import of_checkpoint
+
+        folder = cell_dir / "checkpoints" / name / "model"
+        for tensor_name, tensor in of_checkpoint(folder, LlamaConfig.from_pretrained(folder)):
+            digest.update(tensor_name.encode() + tensor.contiguous().numpy().tobytes())
     for file in sorted((cell_dir / "checkpoints" / name / "model").glob("*.safetensors")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,12 +1,14 @@
 """One rank of several trainings, one after the other: starting processes takes the longest.
 
 ``python ranks.py JOBS RANK``; JOBS is a JSON file with, for each training, the cell's folder, how
-many processes train it (the others wait for the next one), their port, and after how many steps
-they are asked to stop. The exit codes are left beside JOBS.
+many processes train it (the others wait for the next one), their port, after how many steps they
+are asked to stop, and parameters that are not the cell's own, as a submission may have. The exit
+codes are left beside JOBS.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -37,6 +39,8 @@ def main(jobs: Path, rank: int) -> None:
         }
         cell = Path(job["cell"])
         training = TrainingJob.load(cell, cells.environment(cell, Path(job["data_root"])))
+        config = dataclasses.replace(training.config, **job["parameters"])
+        training = dataclasses.replace(training, config=config)
         codes.append(engine.run(training, cells.StopAfter(job["stop_after"])))
         assert not dist.is_initialized()
     jobs.with_name(f"codes.{rank}.json").write_text(json.dumps(codes))

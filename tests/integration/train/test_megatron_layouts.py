@@ -62,7 +62,7 @@ def trained(
     """Every layout trained, by eight processes that start once; and the same with torch."""
     folder = tmp_path_factory.mktemp("layouts")
     made: dict[str, Path] = {}
-    jobs: list[tuple[Path, int, int | None]] = []
+    jobs = []
     for tied, layouts in ((True, LAYOUTS), (False, UNTIED)):
         kind = "tied" if tied else "untied"
         parameters = {**MODEL, **COURSE, "tie_word_embeddings": tied}
@@ -73,7 +73,7 @@ def trained(
                 folder / f"{kind}-{name}", corpus, {**parameters, **layout}, engine="megatron"
             )
             made[f"{kind}-{name}"] = cell
-            jobs.append((cell, processes, None))
+            jobs.append(cells.Job(cell, processes))
     codes = cells.train_in_turn(folder / "ranks", data_root, jobs)
     assert not any(map(any, codes))
     return made
