@@ -76,7 +76,7 @@ def print_overview(title: str, site: Site, estimates: list[Estimate], cells: int
             text.duration(estimate.duration),
         )
     output.print(f"{title} on {site.name}: {cells} cells, {len(estimates)} models and layouts")
-    output.print(table)
+    _print(output, table)
     output.print("Give --set params.NAME=VALUE to see one of them in full.")
 
 
@@ -139,7 +139,7 @@ def _model(output: Console, estimate: Estimate) -> None:
     table.add_row("without embedding and head", f"{counts['non_embedding']:,}")
     if training.learning != counts["total"]:
         table.add_row("that learn", f"{training.learning:,}")
-    output.print(table)
+    _print(output, table)
 
 
 def _memory(output: Console, estimate: Estimate) -> None:
@@ -157,7 +157,7 @@ def _memory(output: Console, estimate: Estimate) -> None:
     if any(needed.host for _, needed in stages):
         table.add_row("in the host's memory", *(gib(needed.host) for _, needed in stages))
     if stages:
-        output.print(table)
+        _print(output, table)
     for mistake in estimate.mistakes:
         output.print(f"  impossible: {mistake}", style="red", soft_wrap=True)
     if not estimate.mistakes:
@@ -169,8 +169,8 @@ def _memory(output: Console, estimate: Estimate) -> None:
         else:
             words = f"the nearest that fits: {_describe(near.layout)}"
             output.print(f"  {words}: {gib(near.memory.total)} GiB", soft_wrap=True)
-            named = [f"{name}: {json.dumps(each)}" for name, each in near.layout.settings().items()]
-            output.print(f"  params: {{{', '.join(named)}}}", soft_wrap=True)
+            named = [f"{name} {json.dumps(each)}" for name, each in near.layout.settings().items()]
+            output.print(f"  that is: {', '.join(named)}", soft_wrap=True)
 
 
 def _broken(estimate: Estimate) -> bool:
@@ -196,7 +196,7 @@ def _speed(output: Console, estimate: Estimate) -> None:
     if duration is not None:
         hours = duration / 3600 * layout.world
         table.add_row("", f"{text.duration(duration)}, {hours:,.0f} GPU hours")
-    output.print(table)
+    _print(output, table)
     if step is None:
         what = "the site does not say what GPU it is" if hardware.gpus else "it trains on CPUs"
         output.print(f"  how long is not known: {what}")
@@ -218,7 +218,7 @@ def _layouts(output: Console, estimate: Estimate) -> None:
     if not any(choice.layout == given for choice in best) and not _broken(estimate):
         own = Choice(given, estimate.fullest, 0)
         table.add_row(*_row(estimate, own, "*"), style=None if estimate.fits else "red")
-    output.print(table)
+    _print(output, table)
     output.print("  * the recipe's" + (f"; {len(choices)} fit" if len(choices) > _LAYOUTS else ""))
 
 
@@ -251,7 +251,7 @@ def _checkpoints(output: Console, estimate: Estimate) -> None:
         how = "checkpoint.interval" if training.save_interval else "checkpoint.interval: auto"
     known = not training.save_steps or estimate.seconds()
     table.add_row(f"the recipe's ({how})", _interval(estimate, costs.interval) if known else "")
-    output.print(table)
+    _print(output, table)
     if costs.lead < costs.save:
         output.print(
             f"  the signal comes {text.duration(costs.lead)} before a job's end, and a save takes "
@@ -285,7 +285,7 @@ def _segments(output: Console, estimate: Estimate) -> None:
             "" if each.links is None else f"{each.useful:.1%}",
             text.duration(each.total),
         )
-    output.print(table)
+    _print(output, table)
     if own:
         output.print("  * the recipe's resources.time")
 
@@ -294,12 +294,18 @@ def _table(*titles: str) -> Table:
     """A table; ``>`` before a title puts its column to the right."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.show_header = any(title.strip(">") for title in titles)
     for title in titles:
         right = title.startswith(">")
         table.add_column(title.lstrip(">"), justify="right" if right else "left", no_wrap=True)
     return table
+
+
+def _print(output: Console, table: Table) -> None:
+    from rich.padding import Padding
+
+    output.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
 def _describe(layout: Layout) -> str:

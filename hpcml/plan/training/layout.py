@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpcml.layout import Layout as Shares
+from hpcml.layout import Shape
 from hpcml.plan.training.learning import Part
 from hpcml.plan.training.model import Model
 
@@ -197,11 +199,10 @@ def mistakes(layout: Layout, training: Training, world: int, gpus_per_node: int)
         world: the processes that the recipe asks for.
         gpus_per_node: those of them on one node.
     """
-    model = training.model
-    tensor, pipeline = layout.tensor, layout.pipeline
+    model, tensor = training.model, layout.tensor
     if layout.world != world:
         yield (
-            f"tp {tensor} * pp {pipeline} * cp {layout.context} * dp {layout.data} = "
+            f"tp {tensor} * pp {layout.pipeline} * cp {layout.context} * dp {layout.data} = "
             f"{layout.world} processes, but resources gives {world}"
         )
     if tensor > gpus_per_node:
@@ -209,39 +210,23 @@ def mistakes(layout: Layout, training: Training, world: int, gpus_per_node: int)
             f"tensor_parallel_size {tensor} is more than the {gpus_per_node} GPUs of a node, and "
             "between nodes it is too slow"
         )
-    for name, number in (
-        ("num_attention_heads", model.heads),
-        ("intermediate_size", model.intermediate),
-        ("num_key_value_heads", model.kv_heads),
-    ):
-        if number % tensor:
-            yield f"{name} {number} is not a multiple of tensor_parallel_size {tensor}"
-    if model.layers % (pipeline * layout.virtual):
-        yield (
-            f"num_hidden_layers {model.layers} is not a multiple of pipeline_parallel_size "
-            f"{pipeline}" + (f" * {layout.virtual} virtual stages" if layout.virtual > 1 else "")
-        )
-    if layout.virtual > 1 and pipeline == 1:
-        yield "virtual_pipeline_stages need a pipeline_parallel_size above 1"
-    if layout.virtual > 1 and layout.passes % pipeline:
-        yield (
-            f"with virtual_pipeline_stages the {layout.passes} micro-batches of a step must be a "
-            f"multiple of pipeline_parallel_size {pipeline}"
-        )
-    # Each rank has a piece of both ends of a sequence, so that causal attention is balanced.
-    if layout.context > 1 and training.length % (2 * layout.context):
-        yield (
-            f"max_length {training.length} is not a multiple of {2 * layout.context}, twice the "
-            "context_parallel_size"
-        )
-    if layout.sequence_parallel and training.length % (layout.context * tensor):
-        yield (
-            f"max_length {training.length} is not a multiple of {layout.context * tensor}, which "
-            "sequence_parallel needs"
-        )
-    step = layout.data * layout.micro_batch
-    if training.global_batch != step * layout.passes:
-        yield (
-            f"global_batch_size {training.global_batch} is not a multiple of {step} = dp "
-            f"{layout.data} * {layout.micro_batch} sequences of a micro-batch"
-        )
+    shares = Shares(
+        tensor=tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        data=layout.data,
+        virtual=layout.virtual,
+        sequence=layout.sequence_parallel,
+    )
+    shape = Shape(
+        layers=model.layers,
+        heads=model.heads,
+        key_value_heads=model.kv_heads,
+        intermediate=model.intermediate,
+        length=training.length,
+        batch=training.global_batch,
+        micro_batch=layout.micro_batch,
+        passes=layout.passes,
+    )
+    for name, message in shares.mistakes(shape):
+        yield f"{name}: {message}"

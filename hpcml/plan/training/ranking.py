@@ -138,7 +138,7 @@ def _variants(training: Training, division: Layout) -> Iterator[Layout]:
         rounds = training.model.layers // division.pipeline
         virtuals = [each for each in _divisors(rounds) if each <= _MOST_VIRTUAL]
     for micro in (1, 2, 4, 8, 16, 32, 64):
-        if batch % micro or training.global_batch % division.data:
+        if not batch or batch % micro:
             continue
         for virtual in virtuals:
             for recompute in ("none", "selective", "full"):

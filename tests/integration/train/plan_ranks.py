@@ -133,12 +133,85 @@ def measure_data_parallel() -> dict[str, dict[str, int]]:
     return found
 
 
+#: Layouts of four processes: sizes of tensor and pipeline parallelism, virtual stages, precision,
+#: and whether the head is the embedding.
+MEGATRON = [
+    (tensor, pipeline, virtual, half, tied)
+    for tensor, pipeline, virtual in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 2, 1),
+        (2, 2, 1),
+        (1, 4, 1),
+        (1, 2, 2),
+    ]
+    for half in (False, True)
+    for tied in (False, True)
+]
+
+
+def megatron(
+    tensor: int, pipeline: int, virtual: int, half: bool, tied: bool, optim: str = "adamw"
+) -> dict[str, int]:
+    from megatron.core import parallel_state, tensor_parallel
+    from transformers import LlamaConfig
+
+    from hpcml.layout import Layout
+    from hpcml.train.megatron import model as models
+    from hpcml.train.megatron.optimizer import build_optimizer, is_distributed
+
+    config = TrainingConfig.from_parameters({**SHAPE, "bf16": half, "optim": optim})
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "intermediate_size", "vocab_size")  # fmt: skip
+    shape = LlamaConfig(**{name: SHAPE[name] for name in names}, tie_word_embeddings=tied)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    data = dist.get_world_size() // (tensor * pipeline)
+    layout = Layout(tensor, pipeline, data=data, virtual=virtual)
+    transformer = models.transformer_config(shape, config, layout)
+    parts = models.build(shape, transformer, config.max_length, virtual)
+    wrapped = models.data_parallel(parts, transformer, is_distributed(config), overlap=False)
+    for part in wrapped:
+        for parameter in part.parameters():
+            parameter.data.fill_(0.5)
+    optimizer = build_optimizer(wrapped, config)
+    optimizer.step()  # with gradients of zero, so that there are states
+    buffers = [buffer for part in wrapped for buffer in part.buffers]
+    held: list[torch.Tensor] = []
+    for inner in optimizer.chained_optimizers:
+        held += states_of(inner.optimizer)
+        if half:
+            held += [p for group in inner.optimizer.param_groups for p in group["params"]]
+    found = {
+        "stage": parallel_state.get_pipeline_model_parallel_rank(),
+        "weights": bytes_of(p for part in wrapped for p in part.parameters()),
+        "parameters": sum(p.numel() for part in wrapped for p in part.parameters()),
+        "gradients": bytes_of(buffer.grad_data for buffer in buffers),
+        "optimizer": sum(each.nbytes for each in held),
+    }
+    parallel_state.destroy_model_parallel()
+    return found
+
+
+def measure_megatron() -> dict[str, dict[str, int]]:
+    from hpcml.train.megatron.cpu import on_cpu
+
+    with on_cpu():
+        found = {str(layout): megatron(*layout) for layout in MEGATRON}
+        found["sgd"] = megatron(2, 1, 1, half=True, tied=True, optim="sgd")
+    return found
+
+
 def main(what: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    found = {"data": measure_data_parallel}[what]()
+    found = {"data": measure_data_parallel, "megatron": measure_megatron}[what]()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     sys.stdout.flush()

@@ -11,11 +11,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import cells
 import plan_ranks
 import pytest
 import torch
 from plan_ranks import SHAPE, SPECIAL, bytes_of, states_of
 
+from hpcml.plan.training.backfill import checkpoint_bytes
 from hpcml.plan.training.layout import Layout, Training, optimizer_values
 from hpcml.plan.training.learning import parts_of
 from hpcml.plan.training.memory import Memory, memory
@@ -68,6 +70,12 @@ def ranks(what: str, number: int, folder: Path) -> list[ANSWER]:
 def data_parallel(tmp_path_factory: pytest.TempPathFactory) -> list[ANSWER]:
     pytest.importorskip("deepspeed", reason="the engine deepspeed is not installed")
     return ranks("data", 2, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> list[ANSWER]:
+    pytest.importorskip("megatron.core", reason="the engine megatron is not installed")
+    return ranks("megatron", 4, tmp_path_factory.mktemp("megatron"))
 
 
 METHODS: list[dict[str, Any]] = [
@@ -128,6 +136,59 @@ def test_zero(data_parallel: list[ANSWER], stage: int, half: bool) -> None:
     }
     for rank in data_parallel:
         assert rank[f"zero {stage} {'bf16' if half else 'fp32'}"] == expected
+
+
+@pytest.mark.parametrize("shares", plan_ranks.MEGATRON, ids=str)
+def test_megatron(pipelines: list[ANSWER], shares: tuple[int, int, int, bool, bool]) -> None:
+    """Weights and gradients of each rank to the byte. The optimizer's states are divided without
+    regard to what is padding, so that a rank may have less than its part, and together they have
+    what all weights need.
+    """
+    tensor, pipeline, virtual, half, tied = shares
+    data = 4 // (tensor * pipeline)
+    layout = Layout("megatron", data=data, tensor=tensor, pipeline=pipeline, virtual=virtual)
+    parameters = {**SHAPE, "bf16": half, "tie_word_embeddings": tied}
+    values = 12 if half else 8
+    for stage in range(pipeline):
+        needed = planned(parameters, layout, stage)
+        found = [rank[str(shares)] for rank in pipelines if rank[str(shares)]["stage"] == stage]
+        assert len(found) == data * tensor
+        for rank in found:
+            assert rank["weights"] == needed.weights
+            assert rank["gradients"] == needed.gradients
+            assert rank["optimizer"] <= needed.optimizer
+        padding = needed.gradients // 4 - found[0]["parameters"]
+        assert max(rank["optimizer"] for rank in found) >= needed.optimizer - values * padding
+        together = sum(rank["optimizer"] for rank in found)
+        assert together == values * found[0]["parameters"] * tensor
+
+
+def test_megatron_with_sgd(pipelines: list[ANSWER]) -> None:
+    """Its state is not divided, and nothing is padded."""
+    parameters = {**SHAPE, "bf16": True, "tie_word_embeddings": True, "optim": "sgd"}
+    needed = planned(parameters, Layout("megatron", data=2, tensor=2))
+    for rank in pipelines:
+        assert rank["sgd"]["weights"] == needed.weights
+        assert rank["sgd"]["gradients"] == needed.gradients
+        assert rank["sgd"]["optimizer"] == needed.optimizer
+
+
+@pytest.mark.parametrize("engine", ["torch", "megatron"])
+def test_checkpoints(engine: str, tmp_path: Path, corpus: str, data_root: Path) -> None:
+    """Their size within a hundredth: the rest is the tokenizer, and tables of what is where."""
+    pytest.importorskip("megatron.core" if engine == "megatron" else engine)
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 768}
+    parameters = {**cells.TINY, **sizes, "num_key_value_heads": 2, "max_steps": 1, "bf16": True}
+    cell = cells.write_cell(tmp_path / "cell", corpus, parameters, engine=engine)
+    if engine == "torch":
+        assert cells.train(cell, data_root) == 0
+    else:
+        assert cells.train_in_turn(tmp_path / "ranks", data_root, [(cell, 1, None)]) == [[0]]
+    model = planned_model({**parameters, "tie_word_embeddings": True})
+    training = Training(model, parts_of(model, {}), 16, 4, half=True)
+    files = (cell / "checkpoints" / "step-1").rglob("*")
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    assert size == pytest.approx(checkpoint_bytes(training, Layout(engine)), rel=0.01)
 
 
 # -- activations ----------------------------------------------------------------------------------

@@ -202,3 +202,15 @@ def test_when_it_saves(
     # 38 s of saving, at the most a part in a hundred.
     expected = max(seconds, 100 * estimate["checkpoint"]["save"]) if seconds == 1800 else seconds
     assert estimate["checkpoint"]["interval"] == pytest.approx(expected)
+
+
+def test_the_page_shows_what_is_printed(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/plan.md is real output."""
+    monkeypatch.setenv("COLUMNS", "88")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    recipe = resources.folder("recipes") / "pretrain_7b.yaml"
+    site = resources.folder("site_configs") / "apptainer_cluster.yaml"
+    printed = invoke("plan", recipe, "--site", site).output.partition("\nAssumed")[0]
+    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text(encoding="utf-8")
+    lines = "\n".join(line.rstrip() for line in printed.rstrip().split("\n"))
+    assert lines in page

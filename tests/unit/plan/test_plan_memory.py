@@ -137,20 +137,17 @@ def seven(**changes: Any) -> Training:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout("megatron", data=1, tensor=3), "num_attention_heads 32 is not a multiple of"),
-        (Layout("megatron", data=1, pipeline=3), "num_hidden_layers 32 is not a multiple of"),
+        (Layout("megatron", data=1, tensor=3), "3 processes can't share num_attention_heads 32"),
+        (Layout("megatron", data=1, pipeline=3), "3 stages can't share 32 layers"),
         (Layout("megatron", data=1, tensor=16), "more than the 8 GPUs of a node"),
-        (Layout("megatron", data=1, virtual=2), "need a pipeline_parallel_size above 1"),
         (
-            Layout("megatron", data=1, pipeline=4, virtual=4, passes=6),
-            "the 6 micro-batches of a step must be a multiple of pipeline_parallel_size 4",
+            Layout("megatron", pipeline=4, virtual=4, micro_batch=256, passes=2),
+            "an update has 2 forward passes",
         ),
-        (
-            Layout("megatron", data=1, pipeline=2, virtual=32),
-            "num_hidden_layers 32 is not a multiple of pipeline_parallel_size 2 * 32 virtual",
-        ),
-        (Layout("megatron", data=3), "global_batch_size 512 is not a multiple of 3"),
-        (Layout("megatron", context=3), "max_length 4096 is not a multiple of 6"),
+        (Layout("megatron", data=1, pipeline=2, virtual=32), "2 stages of 32 parts"),
+        (Layout("megatron", data=3), "512 is not a multiple of data-parallel size 3"),
+        (Layout("torch", data=2, micro_batch=3, passes=85), "512 is not a multiple of"),
+        (Layout("megatron", context=3), "max_length 4096 can't be shared so"),
         (Layout("megatron", tensor=8, data=2), "= 16 processes, but resources gives 8"),
     ],
 )

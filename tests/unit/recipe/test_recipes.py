@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from hpcml.plan.plan import resources_of
+from hpcml.plan.slurm import choose_partition
+from hpcml.plan.training.estimate import estimates, hardware_of
 from hpcml.recipe import expand, load_recipe
+from hpcml.site.search import load_site
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,6 +24,18 @@ ROOT = Path(__file__).parents[3]
 def test_the_recipes_are_right(name: str) -> None:
     cells = expand(load_recipe(ROOT / "recipes" / name))
     assert len(cells) == 8
+
+
+def test_the_recipe_for_a_cluster_fits_its_example() -> None:
+    """The 7 B model has the parameters of its name, and fits the GPUs of the site that it names."""
+    loaded = load_recipe(ROOT / "recipes" / "pretrain_7b.yaml")
+    site = load_site(ROOT / "site_configs" / "apptainer_cluster.yaml").site
+    resources = resources_of(loaded)
+    partition = choose_partition(loaded, resources, site)
+    (estimate,) = estimates(expand(loaded), hardware_of(site, partition, resources, lead=300))
+    assert estimate.training.parameters == 7_241_732_096
+    assert estimate.mistakes == []
+    assert estimate.fits
 
 
 def descend(cell: Path) -> tuple[int, dict[int, float]]:
