@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -26,7 +27,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, _leave)
     except KeyboardInterrupt:
         _leave()
-    sys.exit(code)
+    _end(code)
 
 
 def _leave(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
@@ -35,6 +36,15 @@ def _leave(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoRet
         os.write(2, b"hpcml: interrupted\n")
     finally:
         os._exit(130)
+
+
+def _end(code: int) -> NoReturn:
+    """End without taking apart first, object by object, what a large sweep has made."""
+    for stream in (sys.stdout, sys.stderr):
+        # What cannot be written was told before; a stream that was closed is None.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def _open_streams() -> None:

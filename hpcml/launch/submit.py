@@ -39,10 +39,7 @@ def create_run(plan: Plan) -> RunFolder:
         plan.document(),
         plan.recipe_text,
         plan.site_text,
-        (
-            {"index": cell.index, "id": cell.id, "params": cell.params, "payload": cell.payload}
-            for cell in plan.cells
-        ),
+        ((cell.id, cell.members) for cell in plan.cells),
     )
 
 

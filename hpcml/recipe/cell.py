@@ -34,6 +34,8 @@ class Source(Protocol):
 
     def payload(self, row: Row, index: int) -> dict[str, Any]: ...
 
+    def members(self, row: Row, index: int) -> str: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
@@ -78,6 +80,11 @@ class Cell:
     def payload(self) -> dict[str, Any]:
         """What the worker starts: see docs/design.md."""
         return self._source.payload(self._row, self.index)
+
+    @property
+    def members(self) -> str:
+        """``"params":…,"payload":…``: their JSON, made much faster than they are themselves."""
+        return self._source.members(self._row, self.index)
 
     def __repr__(self) -> str:
         return f"Cell({self.index}, {self.id}, {self.swept})"

@@ -124,7 +124,11 @@ class CommandCells:
         }
 
     def identity(self, row: Row, index: int) -> str:
-        """Return the cell's id: of the canonical JSON of its parameters and its payload."""
+        """Return the cell's id."""
+        return digest(f'{{"kind":"command",{self.members(row, index)}}}')
+
+    def members(self, row: Row, index: int) -> str:
+        """Return the canonical JSON of the parameters and of the payload."""
         members = []
         for key, position, otherwise in self._members:
             if position is not None and row[position] is not ABSENT:
@@ -137,9 +141,9 @@ class CommandCells:
         env = ",".join([key + texts[position] for key, position in self._env_members])
         has_directory = len(texts) > self._arguments + len(self._variables)
         directory = texts[-1] if has_directory else "null"
-        return digest(
-            f'{{"kind":"command","params":{{{params}}},'
-            f'"payload":{{"argv":[{argv}],"directory":{directory},"env":{{{env}}}}}}}'
+        return (
+            f'"params":{{{params}}},'
+            f'"payload":{{"argv":[{argv}],"directory":{directory},"env":{{{env}}}}}'
         )
 
     def _text(self, path: KeyPath, text: str) -> Callable[[Row, int], Entry]:
@@ -268,6 +272,11 @@ class TrainCells:
                 "keep": recipe.checkpoint.keep,
             },
         }
+
+    def members(self, row: Row, index: int) -> str:
+        """Return the JSON of the parameters and of the payload."""
+        params, payload = self.params(row), self.payload(row, index)
+        return f'"params":{canonical_json(params)},"payload":{canonical_json(payload)}'
 
     def identity(self, row: Row, index: int) -> str:
         """Return the cell's id: the complete parameters count, so that it doesn't matter whether a

@@ -158,7 +158,7 @@ class RunFolder:
         plan_json: dict[str, Any],
         recipe_text: str,
         site_text: str,
-        cells: Iterable[dict[str, Any]],
+        cells: Iterable[tuple[str, str]],
     ) -> RunFolder:
         """Write a new run, or open it if it is there with the same plan.
 
@@ -171,8 +171,8 @@ class RunFolder:
             plan_json: the plan without its cells; ``digest`` identifies it.
             recipe_text: the recipe as it was given.
             site_text: the site as it was given.
-            cells: ``{"index", "id", "params", "payload"}`` each, in the order of the index; read
-                once, never kept in memory.
+            cells: of each its id, and ``"params":…,"payload":…`` as JSON, in the order of the
+                index; read once, never kept in memory.
 
         Raises:
             UserError: the folder cannot be written, or holds a run with another plan. Nothing
@@ -350,15 +350,16 @@ class RunFolder:
             append_line(self.journal_file, entry, durable=durable)
 
 
-def _write_cells(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
+def _write_cells(folder: Path, cells: Iterable[tuple[str, str]]) -> None:
     offsets = array("Q")
     position = 0
     with (folder / "cells.jsonl").open("wb") as file:
-        for index, cell in enumerate(cells):
-            if cell["index"] != index or not _SAFE_ID.fullmatch(cell["id"]):
-                raise ValueError(f"cell {index}: index {cell['index']}, id {cell['id']!r}")
-            head = {"index": index, "id": cell["id"]}
-            line = dumps(head | cell) + b"\n"
+        for index, (cell_id, members) in enumerate(cells):
+            if not _SAFE_ID.fullmatch(cell_id):
+                raise ValueError(f"cell {index}: id {cell_id!r}")
+            text = f'{{"index":{index},"id":"{cell_id}",{members}}}'
+            # Text without escapes is easier to read.
+            line = (dumps(json.loads(text)) if "\\u" in text else text.encode()) + b"\n"
             file.write(line)
             offsets.append(position)
             position += len(line)

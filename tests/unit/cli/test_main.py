@@ -146,12 +146,16 @@ class TestErrors:
 
 
 INTERRUPTED = """
-import atexit, builtins, os, signal, sys, time
+import builtins, os, signal, sys, time
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
 if {moment!r} == "exit":
-    atexit.register(interrupt)
+    leave = os._exit
+    def late(code):
+        os._exit = leave
+        interrupt()
+    os._exit = late
 else:
     real = builtins.__import__
     def imported(name, *rest):

@@ -37,6 +37,16 @@ def test_no_sweep_is_one_cell(recipes: Recipes) -> None:
     assert cell.id == digest(cell)
 
 
+def assert_members(cells: list[Cell]) -> None:
+    for cell in cells:
+        told = json.loads(f"{{{cell.members}}}")
+        assert told == {"params": cell.params, "payload": cell.payload}
+
+
+def test_the_members_of_a_training(recipes: Recipes) -> None:
+    assert_members(recipes.cells(TRAIN + "sweep: {grid: {lr: [1e-3, 1e-4], seed: [1, 2]}}\n"))
+
+
 def digest(cell: Cell) -> str:
     content = {"kind": "command", "params": cell.params, "payload": cell.payload}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -53,6 +63,7 @@ def test_the_id_is_of_all_that_a_command_gets(recipes: Recipes) -> None:
         'command: {run: [echo, "{{ params.n }}{{ params.b }}"], directory: "{{ params.a }}"}\n'
     )
     assert [cell.id for cell in cells] == [digest(cell) for cell in cells]
+    assert_members(cells)
     assert {cell.params["b"] for cell in cells} == {1, 2, 7}
 
 

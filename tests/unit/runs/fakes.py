@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,6 +40,13 @@ def make_cells(count: int, **columns: Any) -> list[dict[str, Any]]:
     ]
 
 
+def lines(cells: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Cells as a run folder is given them."""
+    for cell in cells:
+        rest = {key: value for key, value in cell.items() if key not in ("index", "id")}
+        yield cell["id"], json.dumps(rest)[1:-1]
+
+
 class FakeRun:
     """A run folder, and methods that do what the worker and the payload do."""
 
@@ -70,7 +77,7 @@ class FakeRun:
             "scheduler": "local",
         }
         self.cells = cells
-        self.folder = RunFolder.create(root, name, run_id, plan, "name: toy\n", "", cells)
+        self.folder = RunFolder.create(root, name, run_id, plan, "name: toy\n", "", lines(cells))
 
     def dir(self, index: int) -> Path:
         """The folder of a cell, created if absent."""

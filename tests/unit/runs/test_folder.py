@@ -20,13 +20,13 @@ from hpcml.errors import UserError
 from hpcml.files import plain_errors
 from hpcml.runs import folder as folder_module
 from hpcml.runs.folder import RunFolder, default_root
-from runs.fakes import make_cells
+from runs.fakes import lines, make_cells
 
 PLAN = {"digest": "d" * 64, "name": "toy", "swept": ["seed"], "objective": None}
 
 
 def create(root: Path, cells: Any, plan: dict[str, Any] = PLAN) -> RunFolder:
-    return RunFolder.create(root, "toy", "abc", plan, "name: toy\n", "site: x\n", cells)
+    return RunFolder.create(root, "toy", "abc", plan, "name: toy\n", "site: x\n", lines(cells))
 
 
 def everything_in(root: Path) -> list[str]:
@@ -158,7 +158,7 @@ from pathlib import Path
 from hpcml.runs.folder import RunFolder
 def cells():
     for index in range(50):
-        yield {"index": index, "id": f"c{index}", "params": {}, "payload": {}}
+        yield f"c{index}", '"params":{},"payload":{}'
     print("half", flush=True)
     signal.pause()
 RunFolder.create(Path(sys.argv[1]), "toy", "abc", {"digest": "d"}, "", "", cells())
@@ -171,7 +171,7 @@ def test_a_killed_command_leaves_no_run_and_the_next_one_cleans_up(tmp_path: Pat
         assert process.stdout
         assert process.stdout.readline() == b"half\n"
         # While it lives, another command leaves its folder alone.
-        other = RunFolder.create(tmp_path, "toy", "other", PLAN, "", "", make_cells(1))
+        other = RunFolder.create(tmp_path, "toy", "other", PLAN, "", "", lines(make_cells(1)))
         assert len(list((tmp_path / "toy").glob(".creating-*"))) == 1
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "toy" / "abc").exists()
@@ -188,7 +188,7 @@ def test_a_temporary_folder_without_a_lock_is_kept_for_a_while(
     assert fresh.exists()
     later = time.time() + folder_module._UNLOCKED_IS_ABANDONED + 1
     monkeypatch.setattr(time, "time", lambda: later)
-    RunFolder.create(tmp_path, "toy", "next", PLAN, "", "", make_cells(1))
+    RunFolder.create(tmp_path, "toy", "next", PLAN, "", "", lines(make_cells(1)))
     assert not fresh.exists()
 
 

@@ -33,14 +33,13 @@ class Run:
         shell = ["bash", "-c", '"$@"; exit', "-"] if settings.pop("shell", False) else []
         cells = [
             {
-                "index": index,
-                "id": f"cell{index}",
                 "params": {"x": index},
                 "payload": {"argv": [*shell, *python, program], "env": {"LETTER": "ä '$(x)"}},
             }
             for index, program in enumerate(programs)
         ]
-        self.folder = RunFolder.create(root, "test", "run", plan, "", "", cells)
+        lines = ((f"cell{index}", json.dumps(cell)[1:-1]) for index, cell in enumerate(cells))
+        self.folder = RunFolder.create(root, "test", "run", plan, "", "", lines)
         (self.folder.code / "snapshot" / "project").mkdir(parents=True)
         (self.folder.code / "snapshot" / "hpcml").symlink_to(REPOSITORY / "hpcml")
         self.settings = plan
