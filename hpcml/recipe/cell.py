@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -26,15 +27,16 @@ class Source(Protocol):
     """What all cells of a sweep have in common, and how one is made from its row."""
 
     names: tuple[str, ...]
-
-    @property
-    def layout(self) -> Mapping[str, Any]: ...
+    layout: Mapping[str, Any] = MappingProxyType({})
 
     def params(self, row: Row) -> dict[str, Any]: ...
 
     def payload(self, row: Row, index: int) -> dict[str, Any]: ...
 
-    def members(self, row: Row, index: int) -> str: ...
+    def members(self, row: Row, index: int) -> str:
+        """Return the canonical JSON of the parameters and of the payload."""
+        params, payload = self.params(row), self.payload(row, index)
+        return f'"params":{canonical_json(params)},"payload":{canonical_json(payload)}'
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +85,7 @@ class Cell:
 
     @property
     def members(self) -> str:
-        """``"params":…,"payload":…``: their JSON, made much faster than they are themselves."""
+        """``"params":…,"payload":…``: their JSON, which may be made faster than they are."""
         return self._source.members(self._row, self.index)
 
     def __repr__(self) -> str:

@@ -6,10 +6,9 @@ import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from hpcml.recipe.cell import ABSENT, Row, canonical_json
+from hpcml.recipe.cell import ABSENT, Row, Source, canonical_json
 from hpcml.recipe.expression import ExpressionError, Parameters
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.payload import compiled, digest
@@ -56,10 +55,8 @@ def check_inference(problems: Problems, recipe: Recipe, infer: Infer) -> None:
         problems.add(("objective",), "answers have no metric to compare by")
 
 
-class InferCells:
+class InferCells(Source):
     """The cells of an inference, mostly one; a sweep is over generation parameters."""
-
-    layout: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

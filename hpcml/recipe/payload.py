@@ -9,10 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from hpcml.recipe.cell import ABSENT, Entry, Row, canonical_json
+from hpcml.recipe.cell import ABSENT, Entry, Row, Source, canonical_json
 from hpcml.recipe.expression import ExpressionError, Parameters, Template
 from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS, LAYOUT
 from hpcml.recipe.problems import KeyPath, Problems
@@ -62,10 +61,8 @@ def compiled(text: str, path: KeyPath, problems: Problems) -> Template:
         return Template("")
 
 
-class CommandCells:
+class CommandCells(Source):
     """The cells of a recipe that runs a program."""
-
-    layout: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -181,7 +178,7 @@ class _Resolved:
     places: dict[str, int]
 
 
-class TrainCells:
+class TrainCells(Source):
     """The cells of a recipe that trains.
 
     Attributes:
@@ -272,11 +269,6 @@ class TrainCells:
                 "keep": recipe.checkpoint.keep,
             },
         }
-
-    def members(self, row: Row, index: int) -> str:
-        """Return the JSON of the parameters and of the payload."""
-        params, payload = self.params(row), self.payload(row, index)
-        return f'"params":{canonical_json(params)},"payload":{canonical_json(payload)}'
 
     def identity(self, row: Row, index: int) -> str:
         """Return the cell's id: the complete parameters count, so that it doesn't matter whether a
