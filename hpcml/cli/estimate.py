@@ -92,8 +92,6 @@ def assumptions(estimate: Estimate) -> Iterator[str]:
         )
     if layout.engine == "torch" and training.half and not layout.fsdp:
         yield "Weights, gradients and optimizer states have 32 bits; autocast computes in 16."
-    if any(part.kind == "added" or not part.learns for part in training.parts):
-        yield "Activations are counted as if all weights learned: frozen ones keep less."
     if layout.offload != "none":
         yield "Times do not know of offloading, which is slower."
     if hardware.speed is not None:

@@ -75,7 +75,8 @@ def _lora(model: Model, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
                 f"{', '.join(matrices)}"
             )
         outputs, inputs = matrices[name].shape
-        tensors += [Tensor("lora_A", (rank, inputs)), Tensor("lora_B", (outputs, rank))]
+        tensors.append(Tensor(f"{name}.lora_A", (rank, inputs)))
+        tensors.append(Tensor(f"{name}.lora_B", (outputs, rank)))
     return tuple(tensors)
 
 

@@ -276,48 +276,104 @@ def _distributed_optimizer(parts: tuple[Part, ...], training: Training, layout: 
 def _torch(training: Training, layout: Layout, stage: int) -> tuple[int, int, int]:
     """Bytes kept for the backward pass by Hugging Face's Llama with sdpa; the loss; transient ones.
 
-    What each operation keeps, for each token: the input, its normalized form and the output of
-    both norms; queries, keys, values and the output of attention; the gate, its activation, the
-    other branch and their product. Autocast (16 bits over weights of 32) keeps the residual stream
-    in 32 bits and casts a norm's output anew for each matrix that takes it, and keeps a copy of
-    each matrix in 16 bits.
+    Layers below everything that learns keep nothing; with adapters, which stand at the end of
+    each layer, that is the first one.
 
-    Not counted: what frozen weights save (their inputs needn't be kept), attention masks of
-    padded batches, rotary tables, and workspaces of kernels.
+    Not counted: attention masks of padded batches, rotary tables, and workspaces of kernels.
     """
     model, tokens = training.model, layout.micro_batch * training.length
     pure = training.half and (layout.engine == "deepspeed" or layout.fsdp)
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    inner = 2 * queries + 2 * keys + (4 if model.gated else 2) * model.intermediate
-    small = 4 * (model.heads + 2)  # the norms' and attention's statistics
-    if not training.half:
-        layer, stream = 4 * (6 * model.hidden + inner), 4
-    elif pure:
-        # Norms compute in 32 bits, and keep what they compute with.
-        layer, stream = 2 * (8 * model.hidden + inner), 2
-    else:
-        # 2 inputs and 2 normalized ones in 32 bits; 3 + 2 copies of outputs.
-        layer, stream = 16 * model.hidden + 10 * model.hidden + 2 * inner, 4
-    each = tokens * (layer + small)
-    if not training.flash:
-        each += _scores(training, tokens)
-    copies = 0 if pure or not training.half else 2 * _matrices(model)
-    # The last norm's input and normalized form, and the head's input.
-    last = tokens * (8 + (2 if training.half else 4)) * model.hidden
+    added = [part for part in training.parts if part.kind == "added"]
+    below = bool(added) or any(part.learns for part in training.parts if part.kind == "embedding")
+    layers = [
+        (part.copies, part.learns)
+        for part in training.parts
+        if part.kind == "layer" and (part.learns or below)
+    ]
+    if any(tensor.name == "gate" for part in added for tensor in part.tensors):
+        layers = [(copies - 1, learns) for copies, learns in layers]
+    beside = sum(
+        tokens * part.copies * _added_layer(training, part) for part in added if part.copies > 1
+    )
+    scores = 0 if training.flash else _scores(training, tokens)
+    each = [tokens * _layer(training, pure, learns) + scores for _, learns in layers]
+    number = sum(copies for copies, _ in layers)
+    # The last norm's input, its normalized form if it learns, and then the head's input.
+    head = any(part.kind == "head" and part.learns for part in training.parts)
+    last = tokens * model.hidden * (4 + (4 + (2 if training.half else 4) if head else 0))
     # In 32 bits: the logits and their log-softmax, or that and its gradient.
     loss = 8 * tokens * model.vocab
+    copies = 0 if pure or not training.half else 2 * _matrices(model, number)
     if layout.recompute == "full":
         # At the end of the forward pass autocast's copies are there, and no layer; later one
         # layer, and none of the copies but its own.
-        kept = model.layers * tokens * stream * model.hidden + last
-        return kept, loss, max(copies - loss, each + copies // (model.layers + 1), 0)
-    return model.layers * each + last, loss, copies
+        kept = number * tokens * (2 if pure else 4) * model.hidden + last
+        one = max(each, default=0) + (beside + copies) // (number + 1)
+        return kept, loss, max(copies - loss, one, 0)
+    kept = sum(count * size for (count, _), size in zip(layers, each, strict=True))
+    return kept + beside + last, loss, copies
 
 
-def _matrices(model: Model) -> int:
-    """Elements of the matrices that are multiplied with: of the layers and the head."""
+def _layer(training: Training, pure: bool, learns: bool) -> int:
+    """Bytes that a layer keeps for each token.
+
+    The inputs of both norms, and of each a normalized form if it learns; queries, keys, values and
+    the output of attention; the gate, its activation and the other branch. Matrices keep their
+    inputs only if they learn: the outputs of the norms, and the product of the branches.
+
+    Autocast has the residual stream and the norms in 32 bits and casts a norm's output anew for
+    each matrix that takes it. Where all weights have 16 bits (``pure``), norms still compute in 32,
+    and keep what they compute with.
+    """
+    model, element = training.model, 2 if training.half else 4
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    inside = 2 * queries + 2 * keys + (3 if model.gated else 1) * model.intermediate
+    outside = 8 * model.hidden
+    if learns:
+        inside += model.intermediate
+        outside += 2 * (2 if pure else 4) * model.hidden
+        outside += (5 if training.half and not pure else 2) * element * model.hidden
+    statistics = 4 * (model.heads + 2)
+    return outside + element * inside + statistics
+
+
+def _added_layer(training: Training, part: Part) -> int:
+    """Bytes that added matrices keep for each token: their inputs.
+
+    In 32 bits matrices that have the same input keep it once.
+    """
+    element = 2 if training.half else 4
+    shapes = {tensor.name: tensor.shape for tensor in part.tensors}
+    if "gate" in shapes:  # an adapter: two of its matrices take the norm's output
+        size, hidden = shapes["gate"]
+        return element * ((2 if training.half else 1) * hidden + 4 * size)
+    inputs: dict[str, int] = {}
+    ranks = 0
+    for name, (rank, width) in shapes.items():
+        target, _, matrix = name.partition(".")
+        if matrix == "lora_A":
+            ranks += rank
+            source = _SOURCES.get(target, target)
+            if source != "attention" or training.half:
+                inputs[target if training.half else source] = width
+    return element * (ranks + sum(inputs.values()))
+
+
+#: Matrices that take the same tensor; attention's output is kept in any case.
+_SOURCES = {
+    "q_proj": "first norm",
+    "k_proj": "first norm",
+    "v_proj": "first norm",
+    "o_proj": "attention",
+    "gate_proj": "second norm",
+    "up_proj": "second norm",
+}
+
+
+def _matrices(model: Model, layers: int) -> int:
+    """Elements of the matrices that are multiplied with: of some layers, and of the head."""
     layer = sum(tensor.numel for tensor in model.layer if len(tensor.shape) == 2)
-    return model.layers * layer + model.vocab * model.hidden
+    return layers * layer + model.vocab * model.hidden
 
 
 def _scores(training: Training, tokens: int) -> int:

@@ -197,8 +197,9 @@ def test_checkpoints(engine: str, tmp_path: Path, corpus: str, data_root: Path) 
 def kept_bytes(parameters: dict[str, Any]) -> int:
     """Bytes that autograd keeps after a forward pass, besides the weights."""
     config = TrainingConfig.from_parameters(parameters)
-    model = new_model(config, config.vocab_size, SPECIAL).train()
+    model = new_model(config, config.vocab_size, SPECIAL)
     model.config.use_cache = False
+    model = finetune.prepare(model, config).train()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
@@ -242,6 +243,24 @@ def test_activations(recompute: bool, bf16: bool, kv_heads: int) -> None:
     copies = 2 * 501 * 64 * bf16 if recompute else needed.buffers
     measured = kept_bytes(parameters)
     assert measured == pytest.approx(needed.activations + loss + copies, rel=0.02)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("changes", [m for m in METHODS if "fine_tuning_method" in m], ids=str)
+def test_activations_of_fine_tuning(changes: dict[str, Any], bf16: bool) -> None:
+    """Within 5 %: frozen weights keep less, and layers below what learns nothing."""
+    parameters = {
+        "num_frozen_layers": None,
+        "frozen_layers": None,
+        **SHAPE,
+        **changes,
+        "bf16": bf16,
+        "per_device_train_batch_size": 2,
+        "max_length": 256,
+    }
+    needed = planned(parameters, Layout("torch", micro_batch=2))
+    expected = needed.activations + needed.loss // 2 + needed.buffers
+    assert kept_bytes(parameters) == pytest.approx(expected, rel=0.05)
 
 
 def test_a_model_on_disk_is_counted_as_it_is(tmp_path: Path) -> None:

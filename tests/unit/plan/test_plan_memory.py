@@ -72,8 +72,9 @@ def test_dividing_more_needs_less(training: Training, layout: Layout, name: str)
     assert less.weights <= before.weights + padding
     if name == "pipeline" and layout.pipeline == 1 and training.model.tied:
         return  # the embedding comes to be there twice
-    if name != "data" or training.model.layers:
-        assert less.total <= before.total * 1.0001 + 3 * padding
+    if name == "pipeline" and training.dropout:
+        return  # the first stage keeps the embedding's mask of as many micro-batches as stages
+    assert less.total <= before.total * 1.0001 + 3 * padding
 
 
 @given(trainings(), layouts())
