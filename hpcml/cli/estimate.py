@@ -240,6 +240,7 @@ def _checkpoints(output: Console, estimate: Estimate) -> None:
     table = _table("", ">")
     table.add_row("size", f"{gib(size)} GiB")
     table.add_row("a save", _time(costs.save))
+    table.add_row("the signal's lead", text.duration(costs.lead))
     table.add_row("failures of the job", f"one in {text.duration(costs.mtbf)}")
     table.add_row("best interval (Young, Daly)", _interval(estimate, costs.best))
     training = estimate.training

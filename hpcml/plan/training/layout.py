@@ -141,9 +141,11 @@ class Layout:
             if self.tensor > 1:
                 values["sequence_parallel"] = self.sequence_parallel
         elif self.engine == "deepspeed":
-            values |= {"zero_stage": self.zero_stage, "offload": self.offload}
-        else:
-            values["fsdp"] = self.fsdp
+            values["zero_stage"] = self.zero_stage
+        if self.offload != "none":
+            values["offload"] = self.offload
+        if self.fsdp:
+            values["fsdp"] = True
         return {**values, "gradient_checkpointing": self.recompute == "full"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hpcml.plan.training.compute import step_flops
 from hpcml.plan.training.layout import Layout, Training, mistakes
 from hpcml.plan.training.memory import Memory, largest
+from hpcml.recipe.hyperparameters import BY_NAME
 
 #: Tokens of a sequence that context parallelism leaves on a GPU at least: below, what it exchanges
 #: takes longer than what it spares.
@@ -48,6 +49,8 @@ def choices(training: Training, like: Layout, gpus_per_node: int, room: int | No
     """
     found = []
     for division in _divisions(training, like, gpus_per_node):
+        if not _can_be_said(division):
+            continue
         variants = [
             layout
             for layout in _variants(training, division)
@@ -83,6 +86,12 @@ def nearest(given: Layout, among: Iterable[Choice]) -> Choice | None:
         return far, choice.work
 
     return min(among, key=distance, default=None)
+
+
+def _can_be_said(layout: Layout) -> bool:
+    """Whether a recipe can ask the engine for it."""
+    rows = [BY_NAME.get(name) for name in layout.settings()]
+    return all(row is not None and layout.engine in row.engines for row in rows)
 
 
 def _work(training: Training, layout: Layout) -> float:

@@ -15,6 +15,7 @@ from hpcml.plan.training.learning import parts_of
 from hpcml.plan.training.memory import GIB, in_flight, largest, memory, stage_parts
 from hpcml.plan.training.model import Model, numel
 from hpcml.plan.training.ranking import choices, nearest
+from hpcml.recipe.hyperparameters import BY_NAME, HYPERPARAMETERS
 
 POWERS = [1, 2, 4, 8]
 
@@ -182,15 +183,24 @@ def test_layout_of_parameters() -> None:
     assert settings["offload"] == "all"
 
 
-@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
+ENGINES = [
+    engine
+    for engine in ("torch", "deepspeed", "megatron")
+    if any(engine in row.engines for row in HYPERPARAMETERS)
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_choice_is_possible_and_fits(engine: str) -> None:
-    training, room = seven(), 80 * GIB
+    model = replace(LLAMA_7B, layers=8)  # which DDP can hold as well
+    training, room = replace(seven(), model=model, parts=parts_of(model, {})), 80 * GIB
     found = choices(training, Layout(engine, data=64), 8, room)
     assert found
     for choice in found:
         assert list(mistakes(choice.layout, training, 64, 8)) == []
         assert choice.memory.total <= room
         assert choice.memory == largest(training, choice.layout)
+        assert all(engine in BY_NAME[name].engines for name in choice.layout.settings())
         # What its settings say is the layout again.
         layout, batch = choice.layout, {"global_batch_size": 512, "data_parallel_size": None}
         again = layout_of(engine, {**batch, **layout.settings()}, 64)
