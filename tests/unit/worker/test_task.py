@@ -171,9 +171,9 @@ def test_a_payload_that_ignores_the_request_is_killed_after_the_lead(tmp_path: P
 
 def test_two_stops_without_progress_end_the_cell(tmp_path: Path) -> None:
     run = Run(tmp_path, ["import time; time.sleep(60)"])
-    for expected in (75, 1):
+    for attempt, expected in enumerate((75, 1), 1):
         worker = run.start()
-        time.sleep(0.6)
+        run.wait_for_start(attempt)
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == expected
     assert run.events(kind="ended")[-1]["cause"] == "no_progress"

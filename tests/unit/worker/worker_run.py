@@ -88,6 +88,14 @@ class Run:
         events = [json.loads(line) for line in path.read_text().splitlines()]
         return [event for event in events if kind is None or event["event"] == kind]
 
+    def wait_for_start(self, attempt: int) -> None:
+        """Wait until the first cell's attempt has begun."""
+        path = self.folder.cell_dir("cell0") / "events.jsonl"
+        deadline = time.monotonic() + 20
+        while not path.exists() or len(self.events(kind="started")) < attempt:
+            assert time.monotonic() < deadline, "it did not start"
+            time.sleep(0.02)
+
     def wait_for_step(self, index: int = 0, step: int = 1) -> None:
         path = self.folder.cell_dir(f"cell{index}") / "metrics.jsonl"
         deadline = time.monotonic() + 20
