@@ -15,7 +15,7 @@ from submitit.core.job_environment import JobEnvironment
 
 
 class TaskJob(core.Job[None]):
-    """One task. ``state`` is what the scheduler last said of it."""
+    """One task, or an array of them. ``state`` is what the scheduler last said of it."""
 
     def __init__(self, folder: Path | str, job_id: str, state: str = "PENDING") -> None:
         # Not submitit's own: it works out paths that these jobs don't have, and registers each job
@@ -60,17 +60,17 @@ class TaskJobEnvironment(JobEnvironment):
 
 
 class Scheduler(Protocol):
-    """What runs tasks."""
+    """What runs tasks: one at a time, or arrays of them."""
 
-    def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
-        """Submit tasks of the script; returns a job for each."""
+    def submit(self, folder: Path, work: Sequence[Any]) -> list[TaskJob]:
+        """Submit tasks of the script, or whole arrays of them; returns a job for each."""
 
 
 class ScriptExecutor(core.Executor):
     """Submits calls of :func:`hpcml.worker.task.run_task` as tasks of a scheduler.
 
     The function is not called here: the batch script starts the worker, which makes the same call
-    on the node.
+    on the node. The last argument is a task, or for a scheduler with arrays a part of the tasks.
 
     Args:
         folder: where submitit thinks that files of jobs lie.
@@ -106,5 +106,5 @@ class ScriptExecutor(core.Executor):
     ) -> list[core.Job[Any]]:
         if self.scheduler is None:
             raise ValueError("update_parameters(scheduler=…) must say what runs the tasks")
-        tasks = [submission.args[2] for submission in delayed_submissions]
-        return list(self.scheduler.submit(self.folder, tasks))
+        work = [submission.args[2] for submission in delayed_submissions]
+        return list(self.scheduler.submit(self.folder, work))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import getpass
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hpcml.errors import UserError
 from hpcml.files import is_file, plain_errors
@@ -162,7 +164,7 @@ def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
         signum=int(signal.Signals[f"SIG{plan.site.signal.name}"]),
     )
     run.journal("submitted", submission=submission.number, part=0, tasks=submission.tasks)
-    _execute(submission, run, scheduler)
+    _execute(submission, run, scheduler, range(submission.tasks))
     return scheduler
 
 
@@ -185,8 +187,8 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
     journal = partial(run.journal, submission=submission.number)
     needs = _jobs_before(submission.plan)
     links = submission.plan.links
-    scheduler = SlurmScheduler(script, submission.parts, links, journal, lock, needs)
-    _execute(submission, run, scheduler)
+    scheduler = SlurmScheduler(script, links, journal, lock, needs)
+    _execute(submission, run, scheduler, submission.parts)
     return scheduler.jobs
 
 
@@ -229,10 +231,12 @@ def _prepare(submission: Submission, run: RunFolder) -> tuple[Submission, Path]:
     return submission, script
 
 
-def _execute(submission: Submission, run: RunFolder, scheduler: Scheduler) -> None:
-    tasks = submission.tasks
+def _execute(
+    submission: Submission, run: RunFolder, scheduler: Scheduler, work: Sequence[Any]
+) -> None:
     executor = ScriptExecutor(run.scripts, scheduler)
-    executor.map_array(run_task, [str(run.path)] * tasks, [submission.number] * tasks, range(tasks))
+    count = len(work)
+    executor.map_array(run_task, [str(run.path)] * count, [submission.number] * count, work)
 
 
 def at_a_time(plan: Plan) -> int:

@@ -67,7 +67,6 @@ class SlurmScheduler:
 
     Args:
         script: the rendered batch script.
-        parts: the arrays, in order.
         links: how often each is submitted, each time to follow the time before.
         journal: told of each call of sbatch before and after it.
         lock: a descriptor that sbatch inherits, so that the lock lasts as long as the call.
@@ -77,36 +76,32 @@ class SlurmScheduler:
     def __init__(
         self,
         script: Path,
-        parts: Sequence[Part],
         links: int,
         journal: Journal,
         lock: int,
         needs: Sequence[int] = (),
     ) -> None:
         self._script = script
-        self._parts = parts
         self._links = links
         self._journal = journal
         self._lock = lock
         self._needs = needs
+        self._parts: Sequence[Part] = ()
         self.jobs: list[int] = []
 
-    def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
-        """Submit all parts.
+    def submit(self, folder: Path, parts: Sequence[Part]) -> list[TaskJob]:
+        """Submit all parts, in their order.
 
         Raises:
             PartlySubmitted: sbatch refused one; what was submitted before stays.
         """
+        self._parts = parts
         numbers: dict[int, int] = {}
-        for part in self._parts:
+        for part in parts:
             after = None if part.after is None else numbers[part.after]
             for link in range(self._links):
                 after = numbers[part.number] = self._submit_part(part, link, after)
-        return [
-            TaskJob(folder, f"{numbers[part.number]}_{index}")
-            for part in self._parts
-            for index in range(part.tasks)
-        ]
+        return [TaskJob(folder, str(numbers[part.number])) for part in parts]
 
     def _submit_part(self, part: Part, link: int, after: int | None) -> int:
         what: dict[str, Any] = {

@@ -117,12 +117,11 @@ class TestScheduler:
         self.journal: list[tuple[str, dict]] = []
         scheduler = SlurmScheduler(
             Path("/run/001.sh"),
-            split(tasks, 2, cap),
             links,
             lambda event, durable=True, **fields: self.journal.append((event, fields)),
             lock=0,
         )
-        return scheduler.submit(folder, range(tasks))
+        return scheduler.submit(folder, split(tasks, 2, cap))
 
     def test_parts_and_links(self, fake: Path, tmp_path: Path) -> None:
         put(fake, "sbatch", f'echo "$@" >> {tmp_path}/calls; wc -l < {tmp_path}/calls')
@@ -133,7 +132,7 @@ class TestScheduler:
             "--parsable --array=0 /run/001.sh 2",
             "--parsable --array=0 --dependency=afterany:3 /run/001.sh 2",
         ]
-        assert [job.job_id for job in jobs] == ["2_0", "2_1", "4_0"]
+        assert [job.job_id for job in jobs] == ["2", "4"]
         assert [event for event, _ in self.journal] == ["submitting", "submitted"] * 4
         assert [fields["job"] for event, fields in self.journal if event == "submitted"] == [
             1,
