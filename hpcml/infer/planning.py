@@ -34,7 +34,7 @@ _SHARDS_PER_WORKER = 32
 _HELD_BYTES = 64 * 1024**2
 # Columns of the output that no column of the input may be called.
 RESERVED = {
-    "key", "text", "finish_reason", "prompt_tokens", "output_tokens", "logprobs", "seconds",
+    "key", "answer", "finish_reason", "prompt_tokens", "output_tokens", "logprobs", "seconds",
     "cause", "error", "fingerprint",
 }  # fmt: skip
 _INT64 = range(-(2**63), 2**63)

@@ -68,7 +68,7 @@ class Asking:
     def answers(self) -> dict[str, Any]:
         """What must not depend on who answered when."""
         return {
-            row["key"]: (row["question"], row["text"], row["finish_reason"], row["output_tokens"])
+            row["key"]: (row["question"], row["answer"], row["finish_reason"], row["output_tokens"])
             for row in self.output()
         }
 

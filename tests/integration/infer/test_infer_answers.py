@@ -27,7 +27,7 @@ def test_the_answers_are_those_of_the_model(asking: Asking) -> None:
             logits = model(tokens).logits[0]
         new = tokens[0, inputs["input_ids"].shape[1] :]
         assert row["question"] == question
-        assert row["text"] == tokenizer.decode(new, skip_special_tokens=True)
+        assert row["answer"] == tokenizer.decode(new, skip_special_tokens=True)
         assert row["output_tokens"] == len(new)
         assert row["prompt_tokens"] == inputs["input_ids"].shape[1]
         before = torch.log_softmax(logits[-len(new) - 1 : -1], -1)
@@ -49,7 +49,7 @@ def test_a_draw_depends_on_the_row_alone(asking: Asking) -> None:
     asking.recipe(params=params, workers=2, shard_rows=9, engine_args=other)
     asking("--root", "other")
     (output,) = asking.hpcml.folder.glob("other/*/*/cells/*/output.parquet")
-    second = {row["key"]: row["text"] for row in pq.read_table(output).to_pylist()}
+    second = {row["key"]: row["answer"] for row in pq.read_table(output).to_pylist()}
     assert second == {key: texts for key, (_, texts, *_) in first.items()}
 
 
@@ -78,7 +78,7 @@ def test_bad_rows_cost_no_others(asking: Asking) -> None:
         None, "empty", "missing", "missing", "too_long", "invalid_utf8", None, "duplicate_key",
         "malformed", "malformed", "missing", "missing", None,
     ]  # fmt: skip
-    assert all((row["text"] is None) == (row["cause"] is not None) for row in rows)
+    assert all((row["answer"] is None) == (row["cause"] is not None) for row in rows)
     assert all((row["error"] is None) == (row["cause"] is None) for row in rows)
     proof = asking.merged()
     assert proof["rows_out"] == len(lines)
