@@ -31,6 +31,14 @@ SHAPE = {
     "weight_decay": 0.1,
     "tie_word_embeddings": False,
 }
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 SPECIAL: dict[str, int | None] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -161,9 +169,7 @@ def megatron(
     from hpcml.train.megatron.optimizer import build_optimizer, is_distributed
 
     config = TrainingConfig.from_parameters({**SHAPE, "bf16": half, "optim": optim})
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "intermediate_size", "vocab_size")  # fmt: skip
-    shape = LlamaConfig(**{name: SHAPE[name] for name in names}, tie_word_embeddings=tied)
+    shape = LlamaConfig(**{name: SHAPE[name] for name in SIZES}, tie_word_embeddings=tied)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
@@ -197,12 +203,47 @@ def megatron(
     return found
 
 
+def kept_by_megatron(layers: int, recompute: bool) -> int:
+    """Bytes that autograd keeps after a forward pass of a sequence, besides the weights."""
+    from megatron.core import parallel_state, tensor_parallel
+    from transformers import LlamaConfig
+
+    from hpcml.layout import Layout
+    from hpcml.train.megatron import model as models
+
+    sizes = {**SHAPE, "num_hidden_layers": layers}
+    config = TrainingConfig.from_parameters({**sizes, "gradient_checkpointing": recompute})
+    shape = LlamaConfig(**{name: sizes[name] for name in SIZES})
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    transformer = models.transformer_config(shape, config, Layout())
+    (model,) = models.build(shape, transformer, config.max_length, 1)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    for parameter in model.parameters():
+        parameter.data.fill_(0.1)
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept.append(tensor)
+        return tensor
+
+    inputs = tokens()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(inputs, torch.arange(config.max_length).expand(1, -1), None, labels=inputs)
+    parallel_state.destroy_model_parallel()
+    return bytes_of(kept)
+
+
 def measure_megatron() -> dict[str, dict[str, int]]:
     from hpcml.train.megatron.cpu import on_cpu
 
     with on_cpu():
         found = {str(layout): megatron(*layout) for layout in MEGATRON}
         found["sgd"] = megatron(2, 1, 1, half=True, tied=True, optim="sgd")
+        for recompute in (False, True):
+            kept = [kept_by_megatron(layers, recompute) for layers in (2, 4)]
+            found[f"activations {recompute}"] = {"layer": (kept[1] - kept[0]) // 2}
     return found
 
 

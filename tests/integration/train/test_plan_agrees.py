@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_checkpoints(engine: str, tmp_path: Path, corpus: str, data_root: Path) 
     if engine == "torch":
         assert cells.train(cell, data_root) == 0
     else:
-        assert cells.train_in_turn(tmp_path / "ranks", data_root, [(cell, 1, None)]) == [[0]]
+        assert cells.train_in_turn(tmp_path / "ranks", data_root, [cells.Job(cell, 1)]) == [[0]]
     model = planned_model({**parameters, "tie_word_embeddings": True})
     training = Training(model, parts_of(model, {}), 16, 4, half=True)
     files = (cell / "checkpoints" / "step-1").rglob("*")
@@ -243,6 +244,34 @@ def test_activations(recompute: bool, bf16: bool, kv_heads: int) -> None:
     copies = 2 * 501 * 64 * bf16 if recompute else needed.buffers
     measured = kept_bytes(parameters)
     assert measured == pytest.approx(needed.activations + loss + copies, rel=0.02)
+
+
+def test_activations_of_megatron(pipelines: list[ANSWER]) -> None:
+    """Of a layer, to the byte, but for what only the modules without fused kernels keep: they are
+    what there is on CPUs. These are the normalized forms, the gate and the other branch once more,
+    keys and values repeated for the queries, attention's mask and the rotary table.
+    """
+    model = planned_model(SHAPE)
+    length = SHAPE["max_length"]
+
+    def layer(recompute: str) -> int:
+        kept = [
+            memory(
+                Training(replace(model, layers=layers), (), length, 1, flash=False),
+                Layout("megatron", recompute=recompute),  # type: ignore[arg-type]
+            ).activations
+            for layers in (2, 4)
+        ]
+        return (kept[1] - kept[0]) // 2
+
+    repeated = 2 * (model.heads - model.kv_heads) * model.head_dim
+    unfused = 4 * length * (2 * model.hidden + 2 * model.intermediate + repeated)
+    statistics = length * 2 * 4
+    mask, table = length * length, 4 * 4 * length * model.head_dim
+    for rank in pipelines:
+        assert rank["activations True"]["layer"] == layer("full")
+        measured = rank["activations False"]["layer"]
+        assert measured == layer("none") + unfused + statistics + mask + table
 
 
 @pytest.mark.parametrize("bf16", [False, True])
