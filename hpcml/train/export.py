@@ -89,8 +89,12 @@ def export(cell_dir: Path, target: Path, which: str | int = "final", merge: bool
 
 def _gathered(model: Path) -> Any:
     """The model of a checkpoint that many processes wrote, each a part."""
-    from hpcml.train.model import read_model  # heavy
+    # Heavy, and not needed for models that one process wrote.
+    from transformers.utils import logging
 
+    from hpcml.train.model import read_model
+
+    logging.disable_progress_bar()
     return read_model(model, "auto")
 
 

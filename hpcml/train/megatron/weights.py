@@ -8,6 +8,7 @@ those that follow such a one by columns.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -186,7 +187,9 @@ def of_checkpoint(folder: Path, shape: LlamaConfig) -> Iterator[tuple[str, torch
         described = stored[name]
         assert isinstance(described, TensorStorageMetadata)
         state = {name: torch.empty(described.size, dtype=described.properties.dtype)}
-        load(state, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns that no other process takes part
+            load(state, storage_reader=reader, no_dist=True)
         return state[name]
 
     yield _EMBEDDING, tensor("embedding.word_embeddings.weight")[: shape.vocab_size]

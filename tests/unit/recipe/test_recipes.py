@@ -38,6 +38,13 @@ def test_the_recipe_for_a_cluster_fits_its_example() -> None:
     assert estimate.fits
 
 
+def test_the_recipe_of_shared_models_is_right() -> None:
+    for layout in ("parallel.pp=1", "parallel.tp=1", "parallel.vpp=2", "resources.processes=8"):
+        more = ["parallel.sequence_parallel=false"] if layout == "parallel.tp=1" else []
+        (cell,) = expand(load_recipe(ROOT / "recipes" / "megatron_3d.yaml", [layout, *more]))
+        assert cell.payload["engine"] == "megatron"
+
+
 def descend(cell: Path) -> tuple[int, dict[int, float]]:
     """Run command_sweep.py as a cell; return its exit code and the loss by step."""
     cell.mkdir(exist_ok=True)
