@@ -86,6 +86,6 @@ def _estimates(loaded: LoadedRecipe, site: Site, cells: Any) -> tuple[list[Estim
     lead = lead_of(site, resources)
     try:
         hardware = hardware_of(site, partition, resources, lead)
-        return estimates(cells, hardware, resources.time), None
+        return estimates(loaded, cells, hardware), None
     except UnknownModel as error:
         return [], f"what it needs can't be said: {error}"

@@ -22,6 +22,7 @@ from hpcml.plan.training.layout import Layout, Training, mistakes
 from hpcml.plan.training.memory import Memory, gib, largest, memory, verdict
 from hpcml.plan.training.ranking import Choice, choices, nearest
 from hpcml.recipe.cell import Cell
+from hpcml.recipe.load import LoadedRecipe
 from hpcml.site.gpus import known
 from hpcml.site.schema import Partition, Site
 
@@ -194,19 +195,19 @@ class Estimate:
         return [in_segments(length, self.duration, self.costs) for length in lengths]
 
 
-def estimates(cells: Sequence[Cell], hardware: Hardware, time: int | None = None) -> list[Estimate]:
+def estimates(loaded: LoadedRecipe, cells: Sequence[Cell], hardware: Hardware) -> list[Estimate]:
     """One estimate for each model and layout among the cells of a training recipe.
 
     Args:
-        cells: the cells.
+        loaded: the recipe.
+        cells: its cells.
         hardware: what each of them gets.
-        time: seconds that a job may run, if the recipe says it.
 
     Raises:
         UnknownModel: what is trained isn't known yet, or can't be counted.
     """
-    world = hardware.nodes * hardware.processes
+    world, time = hardware.nodes * hardware.processes, loaded.recipe.resources.time
     return [
         Estimate(kind.cells, kind.tells, kind.training, kind.layout, hardware, time)
-        for kind in kinds(cells, world)
+        for kind in kinds(loaded, cells, world)
     ]

@@ -34,7 +34,7 @@ def check_memory(
     if partition is None or partition.gpu_memory is None:
         return ()
     try:
-        found = kinds(cells, resources.nodes * resources.processes, heavy=False)
+        found = kinds(loaded, cells, resources.nodes * resources.processes, heavy=False)
     except UnknownModel:
         return ()
     room = partition.gpu_memory

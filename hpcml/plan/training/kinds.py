@@ -10,6 +10,7 @@ from hpcml.plan.training.layout import Layout, Training, layout_of, optimizer_va
 from hpcml.plan.training.learning import parts_of
 from hpcml.plan.training.model import UnknownModel, model_of, new_model, tokenizer_size
 from hpcml.recipe.cell import Cell
+from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.stages import is_token
 
 #: The parameters that decide what a training needs.
@@ -68,11 +69,14 @@ class Kind(NamedTuple):
     layout: Layout
 
 
-def kinds(cells: Sequence[Cell], world: int, heavy: bool = True) -> list[Kind]:
+def kinds(
+    loaded: LoadedRecipe, cells: Sequence[Cell], world: int, heavy: bool = True
+) -> list[Kind]:
     """Each model and layout among the cells of a training recipe.
 
     Args:
-        cells: the cells.
+        loaded: the recipe.
+        cells: its cells.
         world: processes of each.
         heavy: whether a tokenizer may be read, which takes a while.
 
@@ -80,7 +84,7 @@ def kinds(cells: Sequence[Cell], world: int, heavy: bool = True) -> list[Kind]:
         UnknownModel: what is trained isn't known yet, or can't be counted.
     """
     found = []
-    for numbers, payload, tells in _distinct(cells):
+    for numbers, payload, tells in _distinct(loaded, cells):
         parameters = payload["parameters"]
         for name in _MATTER:
             if is_token(parameters.get(name)):
@@ -91,23 +95,30 @@ def kinds(cells: Sequence[Cell], world: int, heavy: bool = True) -> list[Kind]:
 
 
 def _distinct(
-    cells: Sequence[Cell],
+    loaded: LoadedRecipe, cells: Sequence[Cell]
 ) -> Iterator[tuple[tuple[int, ...], dict[str, Any], dict[str, Any]]]:
     """Cells of one kind: their numbers, the payload of the first, the parameters that tell them."""
-    first = cells[0].payload
-    names = [name for name in cells[0].names if name in _MATTER]
-    if not names and cells[-1].payload["model"] == first["model"]:
-        yield tuple(range(len(cells))), first, {}
+    assert loaded.recipe.train is not None
+    # Any parameter may be in the path of the model; payloads are not made for all cells otherwise.
+    paths = "{{" in (loaded.recipe.train.model or "")
+    names = [name for name in cells[0].names if paths or name in _MATTER]
+    if not names:
+        yield tuple(range(len(cells))), cells[0].payload, {}
         return
-    groups: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {}
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
         swept = cell.swept
-        tells = {name: swept[name] for name in names if name in swept}
-        payload = cell.payload
-        key = repr((tells, payload["model"]))
-        groups.setdefault(key, ([], payload, tells))[0].append(cell.index)
-    for numbers, payload, tells in groups.values():
-        yield tuple(numbers), payload, tells
+        key = repr([swept.get(name) for name in names if name in _MATTER])
+        groups.setdefault(f"{cell.payload['model']} {key}" if paths else key, []).append(cell)
+    for group in groups.values():
+        swept = group[0].swept
+        tells = {
+            name: swept[name]
+            for name in names
+            if name in swept
+            and (name in _MATTER or all(cell.swept.get(name) == swept[name] for cell in group))
+        }
+        yield tuple(cell.index for cell in group), group[0].payload, tells
 
 
 def _training(payload: Mapping[str, Any], heavy: bool) -> Training:

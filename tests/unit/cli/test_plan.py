@@ -172,6 +172,27 @@ def test_a_model_that_can_not_be_counted(
     assert any(part in document["unknown"] for part in message.split("|"))
 
 
+def test_models_whose_paths_are_swept(invoke: Invoke, written: tuple[Path, Path]) -> None:
+    """The parameter in the path matters, though it would not by itself."""
+    recipe, site = written
+    for seed, layers in ((0, 2), (1, 2), (2, 4)):
+        folder = recipe.parent / f"model{seed}"
+        folder.mkdir()
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+        config = {"model_type": "llama", "vocab_size": 100, "num_hidden_layers": layers, **sizes}
+        (folder / "config.json").write_text(json.dumps(config))
+    recipe.write_text(
+        "name: t\nkind: train\nsweep: {grid: {seed: [0, 1, 2], learning_rate: [1e-3, 1e-4]}}\n"
+        "train: {model: 'model{{ params.seed }}', data: {source: python-stdlib}}\n"
+    )
+    (document,) = documents(invoke, recipe, "--site", site)
+    cells = [estimate["cells"] for estimate in document["estimates"]]
+    assert cells == [[0, 1], [2, 3], [4, 5]]
+    assert [each["differs"] for each in document["estimates"]] == [{"seed": n} for n in range(3)]
+    totals = [estimate["parameters"]["total"] for estimate in document["estimates"]]
+    assert totals[0] == totals[1] < totals[2]
+
+
 def test_a_tokenizer_decides_the_vocabulary(invoke: Invoke, written: tuple[Path, Path]) -> None:
     recipe, site = written
     folder = recipe.parent / "tokenizer"

@@ -32,7 +32,9 @@ def test_the_recipe_for_a_cluster_fits_its_example() -> None:
     site = load_site(ROOT / "site_configs" / "apptainer_cluster.yaml").site
     resources = resources_of(loaded)
     partition = choose_partition(loaded, resources, site)
-    (estimate,) = estimates(expand(loaded), hardware_of(site, partition, resources, lead=300))
+    (estimate,) = estimates(
+        loaded, expand(loaded), hardware_of(site, partition, resources, lead=300)
+    )
     assert estimate.training.parameters == 7_241_732_096
     assert estimate.mistakes == []
     assert estimate.fits
