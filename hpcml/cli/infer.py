@@ -64,7 +64,7 @@ def command(
     The same command again continues the run: rows that have their answer keep it.
     """
     from hpcml.cli.output import no_reason_to_stop
-    from hpcml.cli.sweep import preview, run_plans
+    from hpcml.cli.sweep import add_workers, preview, run_plans
     from hpcml.errors import UserError
     from hpcml.plan import compile_stages
     from hpcml.recipe.load import load_stages
@@ -81,6 +81,8 @@ def command(
         for plan in plans:
             preview(plan)
         return
+    if more is not None:
+        context.exit(max(add_workers(plan, more) for plan in plans if plan.kind == "infer"))
     if only_errors or rerun:
         _begin_rounds(plans, accept_changes=rerun)
     with no_reason_to_stop():

@@ -12,6 +12,7 @@ import click
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
+    from hpcml.runs.folder import RunFolder
     from hpcml.runs.logs import Log
 
 _LINES_ON_A_TERMINAL = 200
@@ -23,6 +24,7 @@ _ERR_MARK = b"err | "
 @click.argument("cell")
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the cell ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Show this attempt. [default: newest]")
+@click.option("--worker", type=click.IntRange(min=0), help="Of an inference: this worker's logs.")
 @click.option("--err", "only_err", is_flag=True, help="Show standard error only.")
 @root_option
 def command(
@@ -30,6 +32,7 @@ def command(
     cell: str,
     follows: bool,
     attempt: int | None,
+    worker: int | None,
     only_err: bool,
     root: Path | None,
 ) -> None:
@@ -49,11 +52,8 @@ def command(
     folder = find_run(run, root)
     cell_id = find_cell(folder, cell)["id"]
     streams = ("err",) if only_err else ("out", "err")
-    logs = [
-        log
-        for log in cell_logs(folder.cell_dir(cell_id))
-        if log.rank == 0 and log.stream in streams
-    ]
+    place = _place(folder, cell_id, worker)
+    logs = [log for log in cell_logs(place) if log.rank == 0 and log.stream in streams]
     attempts = sorted({log.attempt for log in logs})
     if attempt is not None and attempt not in attempts:
         known = f"it has {', '.join(map(str, attempts))}" if attempts else "it has none"
@@ -86,7 +86,7 @@ def command(
         watcher.ask(ASK_SECONDS)
         return watcher.alive(started)
 
-    for news in follow(folder, cell_id, streams, offsets=offsets, alive=alive):
+    for news in follow(folder, cell_id, streams, offsets=offsets, alive=alive, folder=place):
         if isinstance(news, CellState):
             if news.state in ("pending", "stopped", "lost"):
                 news = look()
@@ -95,6 +95,20 @@ def command(
             printer.note(f"{what}; waiting for the next attempt" if waits else what)
         else:
             printer.write(*news)
+
+
+def _place(run: RunFolder, cell_id: str, worker: int | None) -> Path:
+    """The folder with the logs of a cell, or of one of its workers: by default the first."""
+    from hpcml.errors import UserError
+    from hpcml.runs.folder import workers
+
+    known = {int(path.name): path for path in workers(run.cell_dir(cell_id))}
+    if worker is None:
+        return known[min(known)] if known else run.cell_dir(cell_id)
+    if worker not in known:
+        names = f"it has {', '.join(map(str, known))}" if known else "it has none"
+        raise UserError(f"cell {cell_id} has no worker {worker}; {names}")
+    return known[worker]
 
 
 class _Printer:

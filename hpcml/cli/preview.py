@@ -29,6 +29,8 @@ def describe(submission: Submission) -> str:
             )
     if left:
         packed = f" of up to {_count(plan.pack, 'cell')}" if plan.pack > 1 else ""
+        if plan.workers > 1:
+            packed = f", {plan.workers} for each cell"
         lines.append(f"  {_count(submission.tasks, 'task')}{packed}, {_pace(submission)}")
     each = [
         _count(resources.processes, "process", "processes"),

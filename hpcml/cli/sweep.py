@@ -113,28 +113,36 @@ def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
 
 def _run_here(submission: Submission, run: RunFolder) -> int:
     """Run the cells on this machine, to their end."""
+    from hpcml.launch.drive import only_driver
+    from hpcml.launch.submit import renew_plan
+
+    with only_driver(run):
+        run = renew_plan(submission.plan, run)
+        interrupted, status = _drive(submission, run)
+    code = _finish(run, status)
+    return 130 if interrupted else code
+
+
+def _drive(submission: Submission, run: RunFolder) -> tuple[bool, Status]:
+    """Run the tasks of a submission to their end: whether it was interrupted, and the states."""
     from hpcml.cli import text
     from hpcml.cli.preview import describe
     from hpcml.cli.view import progress
-    from hpcml.launch.drive import drive, only_driver
-    from hpcml.launch.submit import renew_plan, submit_here
+    from hpcml.launch.drive import drive
+    from hpcml.launch.submit import submit_here
     from hpcml.runs.status import Watcher
 
     interrupted = False
-    with only_driver(run):
-        run = renew_plan(submission.plan, run)
-        watcher = Watcher(run)
-        click.echo(describe(submission), err=True)
-        if submission.indices:
-            scheduler = submit_here(submission, run)
-            with progress(run) as view:
-                interrupted = drive(scheduler, lambda: view.refresh(watcher.refresh()), view.say)
-            for task, code in scheduler.broken.items():
-                words = text.one_line(scheduler.last_words(task)) or "it left no words"
-                click.echo(f"task {task} broke off with exit code {code}: {words}", err=True)
-        status = watcher.refresh()
-    code = _finish(run, status)
-    return 130 if interrupted else code
+    watcher = Watcher(run)
+    click.echo(describe(submission), err=True)
+    if submission.indices:
+        scheduler = submit_here(submission, run)
+        with progress(run) as view:
+            interrupted = drive(scheduler, lambda: view.refresh(watcher.refresh()), view.say)
+        for task, code in scheduler.broken.items():
+            words = text.one_line(scheduler.last_words(task)) or "it left no words"
+            click.echo(f"task {task} broke off with exit code {code}: {words}", err=True)
+    return interrupted, watcher.refresh()
 
 
 def _finish(run: RunFolder, status: Status) -> int:
@@ -150,6 +158,29 @@ def _finish(run: RunFolder, status: Status) -> int:
     except UserError as error:
         click.echo(f"hpcml: {error}", err=True)
     return 0 if status.counts() == {"done": len(run)} else 1
+
+
+def add_workers(plan: Plan, count: int) -> int:
+    """Let ``count`` more workers share the cells of a run that goes on; returns the exit code."""
+    from hpcml.cli.preview import describe
+    from hpcml.launch.drive import only_driver
+    from hpcml.launch.submit import more_workers, settle, submit_to_slurm
+    from hpcml.runs.folder import RunFolder
+
+    if not (plan.folder / "plan.json").exists():
+        raise UserError(f"there is no run {plan.folder} yet; leave out --more to begin it")
+    run = RunFolder.open(plan.folder, plan.digest)
+    submission = more_workers(plan, run, count)
+    if plan.site.scheduler == "local":
+        # Beside the command that runs the others: workers have nothing in common.
+        interrupted, status = _drive(submission, run)
+        return 130 if interrupted else int(status.counts() != {"done": len(run)})
+    with only_driver(run) as lock:
+        settle(run)
+        click.echo(describe(submission), err=True)
+        jobs = submit_to_slurm(submission, run, lock) if submission.indices else []
+    click.echo(f"submitted as {', '.join(map(str, jobs))}" if jobs else "nothing is left to do")
+    return 0
 
 
 def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:

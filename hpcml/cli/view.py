@@ -186,6 +186,10 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
         hidden = len(results.rows) - len(rows)
         output.print(f"and {hidden} more: hpcml results {reference(run)} --all", style="dim")
     print_reasons(output, [row.cell for row in results.rows])
+    if run.plan.get("kind") == "infer":
+        from hpcml.cli.answers import print_answers
+
+        print_answers(output, results)
     if results.best:
         _print_best(output, results, status)
     output.print()
@@ -252,7 +256,7 @@ def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
     if queued or status.in_state("running"):
         steps.append(("See how far it is", f"hpcml status {run}"))
     elif left := _unfinished(status):
-        steps.append((f"Give the sweep command again: it continues the {left} unfinished", ""))
+        steps.append((f"Give the command again: it continues the {left} unfinished", ""))
     best = results.best or next((row for row in results.rows if row.cell.state == "done"), None)
     if best and best.checkpoint and results.run.plan.get("kind") == "train":
         which = "best" if results.best else str(best.cell.index)

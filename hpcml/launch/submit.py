@@ -79,6 +79,16 @@ def next_submission(plan: Plan, snapshot: Snapshot | None = None) -> Submission:
     return Submission(plan, number, tuple(indices), snapshot or take_snapshot(plan))
 
 
+def more_workers(plan: Plan, run: RunFolder, count: int) -> Submission:
+    """A submission of ``count`` more workers for each cell that is not done."""
+    number = run.next_submission()
+    records = [run.read_submission(earlier) for earlier in range(1, number)]
+    first = max((record["first_worker"] + record["workers"] for record in records), default=0)
+    done = run.done()
+    indices = tuple(index for cell_id, index in run.ids.items() if cell_id not in done)
+    return Submission(replace(plan, workers=count), number, indices, take_snapshot(plan), first)
+
+
 def _queued(run: RunFolder) -> set[int]:
     """Cells that a scheduler has already.
 

@@ -75,6 +75,7 @@ def follow(
     offsets: dict[Path, int] | None = None,
     alive: Alive | None = None,
     interval: float = 0.5,
+    folder: Path | None = None,
 ) -> Iterator[tuple[Log, bytes] | CellState]:
     """What rank 0 of a cell writes, across its attempts, until the cell ends.
 
@@ -86,6 +87,7 @@ def follow(
             left out.
         alive: asked about attempts on other machines.
         interval: seconds between two looks.
+        folder: where the logs lie; by default in the cell's folder.
 
     Yields:
         A log and the complete lines that are new in it, or the cell's state when that changes. A
@@ -106,7 +108,7 @@ def follow(
             ended = ended or time.monotonic() - failed_since >= _RETRY_SECONDS
         else:
             failed_since = None
-        logs = cell_logs(run.cell_dir(cell_id))
+        logs = cell_logs(folder or run.cell_dir(cell_id))
         first = min((log.attempt for log in logs if log.path in positions), default=0)
         for log in logs:
             if log.rank == 0 and log.stream in streams and log.attempt >= first:

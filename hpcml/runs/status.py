@@ -183,6 +183,10 @@ class _Shared:
         states = [worker.refresh(moment, alive) for worker in self._workers.values()]
         if not states:
             return whole
+        if whole.cancelled_time is not None and any(
+            worker.started > whole.cancelled_time for worker in self._workers.values()
+        ):
+            whole = replace(whole, cancelled=False)  # it was given again
         running = [state for state in states if state.state == "running"]
         starts = [state.started for state in states if state.started is not None]
         ends = [state.ended for state in states if state.ended is not None]
@@ -197,6 +201,7 @@ class _Shared:
         rate = sum(worker.rate for worker in self._workers.values() if worker.runs)
         return replace(
             whole,
+            cancelled=whole.cancelled and result is None,
             state=state,
             attempts=max(state.attempts for state in states),
             metrics=metrics,
@@ -259,6 +264,11 @@ class _Watched:
     def rate(self) -> float:
         """Rows per second of a worker, as it last said."""
         return self._values.get("rows_per_second", 0.0)
+
+    @property
+    def started(self) -> float:
+        """When the last attempt began, in seconds since the epoch."""
+        return self._life.started_time or 0.0
 
     @property
     def runs(self) -> bool:

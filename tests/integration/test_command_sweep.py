@@ -127,7 +127,7 @@ def test_ctrl_c_saves_and_the_command_continues(hpcml: Hpcml) -> None:
     sweep.send_signal(signal.SIGINT)
     out, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130, out + err
-    assert "Give the sweep command again" in out
+    assert "Give the command again" in out
     states = {cell["state"] for cell in hpcml.status()["cells"]}
     assert states <= {"stopped", "pending"}
     assert "stopped" in states
