@@ -10,6 +10,7 @@ from hpcml.errors import UserError
 from hpcml.plan import Submission
 from hpcml.render import container
 from hpcml.render.environment import QuotingError, shell_environment
+from hpcml.site.schema import Site
 
 
 def render_script(submission: Submission) -> str:
@@ -27,7 +28,7 @@ def render_script(submission: Submission) -> str:
     image = plan.container
     pyxis = image is not None and image.runtime == "pyxis"
     try:
-        return environment.get_template(name).render(
+        text = environment.get_template(name).render(
             plan=plan,
             site=site,
             submission=submission.number,
@@ -49,3 +50,20 @@ def render_script(submission: Submission) -> str:
         raise UserError(f"{where}:{line or '?'}: in the site's template: {error.message}") from None
     except QuotingError as error:
         raise UserError(f"site {site.name}: {error}") from None
+    if override is not None:
+        _check_parts(text, site)
+    return text
+
+
+# Without these a script runs no cells, or every task the same ones: what reads the index, and what
+# starts the worker.
+_NEEDED = {"SLURM_ARRAY_TASK_ID": "task", "hpcml.worker": "start"}
+
+
+def _check_parts(text: str, site: Site) -> None:
+    for part, block in _NEEDED.items():
+        if part not in text and not (site.scheduler == "local" and block == "task"):
+            raise UserError(
+                f"{site.template}: the script has no {part}, so that its tasks would not run "
+                f"their cells; the block {block!r} must keep that of hpcml: {{{{ super() }}}}"
+            )

@@ -54,7 +54,7 @@ def main() -> int:
         print(f"hpcml.train: {error}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
-        if _lacks_memory(error):
+        if lacks_memory(error):
             said = " ".join(str(error).split())
             print(
                 "hpcml.train: a smaller per_device_train_batch_size, or gradient_checkpointing, "
@@ -70,7 +70,7 @@ def main() -> int:
         raise
 
 
-def _lacks_memory(error: BaseException) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Whether memory, of a GPU or of the machine, was too small.
 
     torch has a type for its own allocator on GPUs alone; libraries of CUDA and the allocator on

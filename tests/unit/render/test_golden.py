@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.errors import UserError
 from hpcml.launch.submit import next_submission
 from hpcml.plan import compile_plan
 from hpcml.recipe.load import load_recipe
@@ -66,3 +67,16 @@ def test_bash_and_shellcheck_accept_it(case: str) -> None:
 def test_rendering_twice_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = script("local", tmp_path, monkeypatch)
     assert script("local", tmp_path, monkeypatch) == first
+
+
+@pytest.mark.parametrize(("block", "part"), [("task", "SLURM_ARRAY_TASK_ID"), ("start", "worker")])
+def test_a_template_whose_array_nothing_reads_is_refused(
+    tmp_path: Path, block: str, part: str
+) -> None:
+    template = f'{{% extends "slurm/job.sh.j2" %}}{{% block {block} %}}true{{% endblock %}}'
+    (tmp_path / "own.sh.j2").write_text(template)
+    (tmp_path / "site.yaml").write_text("name: x\nscheduler: slurm\ntemplate: own.sh.j2\n")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    plan = compile_plan(load_recipe(tmp_path / "recipe.yaml"), load_site(tmp_path / "site.yaml"))
+    with pytest.raises(UserError, match=rf"own\.sh\.j2: the script has no .*{part}.*'{block}'"):
+        render_script(next_submission(plan))
