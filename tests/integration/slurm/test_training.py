@@ -78,22 +78,15 @@ def final_weights(runs: Path) -> list[str]:
     """The digest of the weights that each cell ended with."""
     digests = []
     for pointer in sorted(runs.glob("*/*/cells/*/checkpoints/final")):
-        manifest = json.loads((pointer.parent / pointer.read_text() / "manifest.json").read_text())
+        manifest = json.loads(
+            (pointer.parent / pointer.read_text().strip() / "manifest.json").read_text()
+        )
         digests += [entry["sha256"] for name, entry in manifest["files"].items() if "model" in name]
     assert digests
     return digests
 
 
-LONG = {**TINY, "max_steps": 3000, "eval_steps": 1000, "save_steps": 500, "dropout": 0.1}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Hpcml:
-    """A training on this machine that nothing happens to."""
-    here = Hpcml(tmp_path_factory.mktemp("undisturbed"))
-    texts = write_texts(here.folder / "texts")
-    here("sweep", here.write("recipe.yaml", yaml.safe_dump(long(texts))), "--site", "local")
-    return here
+LONG = {**TINY, "max_steps": 4000, "eval_steps": 2000, "save_steps": 1000, "dropout": 0.1}
 
 
 def long(texts: str, **keys: Any) -> dict[str, Any]:
@@ -101,47 +94,53 @@ def long(texts: str, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slurm_alone
-@pytest.mark.parametrize(
-    ("coming_back", "fates"),
-    [("requeue", ["time", "requeue", "preemption", "node"]), ("chain", ["time"])],
-)
-def test_a_training_to_which_everything_happens(
-    login: LoginNode, undisturbed: Hpcml, coming_back: str, fates: list[str]
-) -> None:
+def test_a_training_to_which_everything_happens(login: LoginNode, tmp_path: Path) -> None:
     """Its losses and its weights are those of a training that was left alone, to the last bit."""
-    login.site(coming_back=coming_back, links=len(fates) + 1)
-    texts = write_texts(login.folder / "texts")
-    recipe = long(texts, slurm={"partition": "preempt"})
-    login("sweep", login.write("recipe.yaml", yaml.safe_dump(recipe)))
-    (cell,) = login.status()["cells"]
-    folder = login.run_folder() / "cells" / cell["id"]
-    for number, fate in enumerate(fates, 1):
-        wait_until(lambda n=number: trains(folder, n), 300, f"attempt {number}")
-        started = login.events("started")[cell["id"]][-1]
-        befall(login, fate, started["job"], started["host"])
-    wait_until(lambda: (folder / "result.json").exists(), 400, "its end")
-    got, expected = (
-        [{step: line for step, *line in lines} for lines in losses(folder / "runs").values()]
-        for folder in (login.folder, undisturbed.folder)
-    )
-    assert got == expected
-    assert final_weights(login.folder / "runs") == final_weights(undisturbed.folder / "runs")
-    assert len(login.events("started")[cell["id"]]) == len(fates) + 1
+    texts = write_texts(tmp_path / "texts")
+    here = Hpcml(tmp_path / "here")
+    here("sweep", here.write("recipe.yaml", yaml.safe_dump(long(texts))), "--site", "local")
+    recipe = login.write("recipe.yaml", yaml.safe_dump(long(texts, slurm={"partition": "preempt"})))
+    for coming_back, fates in (
+        ("requeue", ["time", "requeue", "preemption", "node"]),
+        ("chain", ["time"]),
+    ):
+        login.site(coming_back=coming_back, links=len(fates) + 1)
+        root = tmp_path / coming_back
+        login("sweep", recipe, "--root", root)
+        wait_until(lambda root=root: list(root.glob("*/*/cells/*/events.jsonl")))
+        (events,) = root.glob("*/*/cells/*/events.jsonl")
+        for number, fate in enumerate(fates, 1):
+            what = f"attempt {number} after {fates[: number - 1]}"
+            wait_until(lambda n=number, e=events: trains(e.parent, n), 300, what)
+            befall(login, fate, starts(events)[-1])
+        wait_until(lambda e=events: e.with_name("result.json").exists(), 400, "its end")
+        assert steps(root) == steps(here.folder / "runs")
+        assert final_weights(root) == final_weights(here.folder / "runs")
+        assert len(starts(events)) == len(fates) + 1
+
+
+def steps(runs: Path) -> list[dict[int, list[Any]]]:
+    """The losses of each cell by step; the last line of a step counts."""
+    return [{step: line for step, *line in lines} for lines in losses(runs).values()]
+
+
+def starts(events: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, events.read_text().splitlines())
+    return [event for event in lines if event["event"] == "started"]
 
 
 def trains(cell: Path, attempt: int) -> bool:
     """Whether this attempt at the cell has made steps of its own."""
-    events, metrics = cell / "events.jsonl", cell / "metrics.jsonl"
-    if not metrics.exists() or events.read_text().count('"event":"started"') < attempt:
+    metrics, began = cell / "metrics.jsonl", starts(cell / "events.jsonl")
+    if len(began) < attempt or not metrics.exists():
         return False
-    began = [json.loads(line) for line in events.read_text().splitlines()]
-    since = datetime.fromisoformat([e["time"] for e in began if e["event"] == "started"][-1])
-    return metrics.stat().st_mtime > since.timestamp()
+    since = datetime.fromisoformat(began[-1]["time"]).timestamp()
+    return metrics.stat().st_mtime > since
 
 
-def befall(login: LoginNode, fate: str, job: str, node: str) -> None:
-    """Let something happen to a job."""
-    cluster = login.cluster
+def befall(login: LoginNode, fate: str, started: dict[str, Any]) -> None:
+    """Let something happen to the job of an attempt."""
+    cluster, job, node = login.cluster, started["job"], started["host"]
     if fate == "time":  # what Slurm sends before the time limit, and not at a time
         cluster.run("scancel", "--batch", "--signal=USR1", job)
     elif fate == "requeue":

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_run import Run
 
-from hpcml.worker.stages import NoResult, best_cell, resolve
+from hpcml.worker.stages import NoResult, best_cell, require, resolve
 
 
 def write_run(root: Path, results: list[dict[str, Any]], mode: str | None = "min") -> Path:
     run = root / "name.first" / "id"
     (run / "cells").mkdir(parents=True)
     objective = {"metric": "loss", "mode": mode} if mode else None
-    (run / "plan.json").write_text(json.dumps({"objective": objective}))
+    plan = {"objective": objective, "cells": len(results) + 1}
+    (run / "plan.json").write_text(json.dumps(plan))
     for index, metrics in enumerate(results):
         cell = run / "cells" / f"c{index}"
         (cell / "checkpoints" / "step-5").mkdir(parents=True)
@@ -76,3 +78,20 @@ def test_what_is_missing_is_said(tmp_path: Path, results: list, what: str, said:
     write_run(tmp_path, results)
     with pytest.raises(NoResult, match=said):
         resolve([token(what)], str(tmp_path))
+
+
+def test_a_stage_is_complete_when_each_of_its_cells_is_done(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [{"loss": 1.0}, {"loss": 2.0}])
+    with pytest.raises(NoResult, match=r"not complete: 1 of 3 cells of .*name\.first/id are not"):
+        require(str(run))
+    (run / "cells" / "unfinished" / "result.json").write_text("{}")
+    require(str(run))
+
+
+def test_a_cell_does_not_start_before_the_stages_that_it_needs(tmp_path: Path) -> None:
+    write_run(tmp_path, [{"loss": 1.0}])
+    run = Run(tmp_path, ["pass"], needs=["name.first/id"])
+    assert run.run() == 1
+    (end,) = run.events(kind="ended")
+    assert end["reason"].startswith("the stage before is not complete: 1 of 2 cells")
+    assert not list(run.folder.cell_dir("cell0").glob("log.*"))

@@ -25,6 +25,7 @@ class Run:
             "directory": ".",
             "resources": {**resources, **settings.pop("resources", {})},  # type: ignore[dict-item]
             "retry": settings.pop("retry", {"application": 0, "oom": 0, "killed": 0}),
+            "needs": settings.pop("needs", []),
             "signal": {"name": "USR1", "lead": settings.pop("lead", 20)},
             "node_mtbf": settings.pop("node_mtbf", 10**6),
         }
