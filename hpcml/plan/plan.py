@@ -281,10 +281,20 @@ def _before(needs: Mapping[str, Plan]) -> dict[str, Plan]:
     return found
 
 
+# Slurm looks at times now and then, so that a signal comes up to so many seconds early.
+_EARLY = 30
+
+
 def lead_of(site: Site, resources: Resources) -> int:
-    """Seconds between the signal and the end of a job: the site's, or half of a short job."""
-    lead = site.signal.lead
-    return lead if resources.time is None else min(lead, resources.time // 2)
+    """Seconds between the signal and the end of a job: the site's, or less in a short job.
+
+    There it is half of the time that the job surely has, so that it gets some work done before.
+    """
+    lead, time = site.signal.lead, resources.time
+    if time is None:
+        return lead
+    sure = time - _EARLY if site.scheduler == "slurm" and time >= 2 * _EARLY else time
+    return min(lead, sure // 2)
 
 
 def resources_of(loaded: LoadedRecipe) -> Resources:
