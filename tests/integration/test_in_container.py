@@ -295,7 +295,7 @@ def test_an_array_in_apptainer_requeues_itself(
     path = recipe(
         hpcml,
         image,
-        ["sh", "-c", f"echo {shown}; exec python3 descent.py 40 1"],
+        ["sh", "-c", f"echo {shown}; exec python3 descent.py 60 1"],
         sweep={"grid": {"n": [0, 1]}},
         resources={"gpus": 1, "time": "1m"},
     )

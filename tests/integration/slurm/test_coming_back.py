@@ -99,7 +99,8 @@ def test_a_time_limit_shorter_than_the_work(
 ) -> None:
     """The job gets its signal, saves, and the next segment continues, by itself."""
     login.site(coming_back=coming_back, links=6)
-    recipe = descent(login, 0.5, resources={"time": "1m"})
+    # The signal comes after 15 to 45 s.
+    recipe = descent(login, 0.9, resources={"time": "1m"})
     login("sweep", recipe, "--wait", timeout=400)
     assert losses(login.folder) == undisturbed
     assert min(attempts(login)) > 1
