@@ -76,13 +76,13 @@ _IN_FULL = 3
 
 def _estimates(loaded: LoadedRecipe, site: Site, cells: Any) -> tuple[list[Estimate], str | None]:
     """The estimates of a recipe, or why there are none."""
+    from hpcml.plan.partitions import choose_partition
     from hpcml.plan.plan import lead_of, resources_of
-    from hpcml.plan.slurm import choose_partition
     from hpcml.plan.training.estimate import estimates, hardware_of
     from hpcml.plan.training.model import UnknownModel
 
     resources = resources_of(loaded)
-    partition = choose_partition(loaded, resources, site) if site.scheduler == "slurm" else None
+    partition = choose_partition(loaded, resources, site) if site.scheduler != "local" else None
     lead = lead_of(site, resources)
     try:
         hardware = hardware_of(site, partition, resources, lead)

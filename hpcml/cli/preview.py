@@ -9,6 +9,7 @@ from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
 from hpcml.plan import Submission
 from hpcml.recipe.units import format_duration, format_memory
+from hpcml.render import render_job, render_script
 from hpcml.runs.folder import RunFolder
 
 
@@ -47,7 +48,7 @@ def describe(submission: Submission) -> str:
 def calls(submission: Submission) -> Iterator[str]:
     """The commands that would submit it, one a line; none where no other program does."""
     plan = submission.plan
-    if plan.site.scheduler == "local":
+    if plan.site.scheduler != "slurm":
         return
     script = plan.folder / "scripts" / f"{submission.number:03}.sh"
     names: dict[int, str] = {}
@@ -59,10 +60,32 @@ def calls(submission: Submission) -> Iterator[str]:
             after = names[part.number] = f"<job {part.number * plan.links + link + 1}>"
 
 
+def text_of(submission: Submission) -> str:
+    """What would be submitted, byte for byte: the script, or for Volcano the jobs.
+
+    The jobs can be piped to kubectl; the script that their pods run is in a comment after them.
+
+    Raises:
+        UserError: it cannot be rendered.
+    """
+    script = render_script(submission)
+    if submission.plan.site.scheduler != "volcano":
+        return script
+    jobs = "---\n".join(render_job(submission, job) for job in submission.jobs)
+    lines = (f"# {line}".rstrip() for line in script.split("\n")[:-1])
+    return f"{jobs}# scripts/{submission.number:03}.sh:\n" + "\n".join(lines) + "\n"
+
+
 def _pace(submission: Submission) -> str:
     plan = submission.plan
     if plan.site.scheduler == "local":
         return f"{min(at_a_time(plan), submission.tasks)} at a time"
+    if plan.site.scheduler == "volcano":
+        lanes = min(submission.tasks, plan.max_running or submission.tasks)
+        pods = _count(lanes * plan.resources.nodes, "pod")
+        jobs = _count(len(submission.jobs), "job")
+        one_by_one = ", one task after another in each" if lanes < submission.tasks else ""
+        return f"in {jobs} of {pods} together{one_by_one}"
     arrays = f"in {_count(len(submission.parts), 'array')}"
     if plan.links > 1:
         arrays += f", each {plan.links} times as a chain"

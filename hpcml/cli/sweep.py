@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hpcml.runs.folder import RunFolder
     from hpcml.runs.status import Status
 
+#: Jobs that are named when they are submitted.
+_NAMED = 10
+
 
 @click.command("sweep")
 @click.argument("recipe", type=click.Path(path_type=Path))
@@ -69,40 +72,58 @@ def command(
 
 def preview(plan: Plan) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
-    from hpcml.cli.preview import calls, describe
+    from hpcml.cli.preview import calls, describe, text_of
     from hpcml.launch.submit import next_submission
-    from hpcml.render import render_script
 
     submission = next_submission(plan)
     click.echo(describe(submission), err=True)
     if submission.indices:
         for line in calls(submission):
             click.echo(line, err=True)
-        click.echo(render_script(submission), nl=False)
+        click.echo(text_of(submission), nl=False)
 
 
 def run_plans(plans: list[Plan], *, wait: bool) -> int:
     """Run the stages of a recipe, mostly one; the exit code is that of the first that fails."""
-    from hpcml.launch.submit import create_run, next_submission
-    from hpcml.render import render_script
+    from hpcml.cli.preview import text_of
+    from hpcml.launch.submit import create_run, left_before, next_submission
 
     previews = [next_submission(plan) for plan in plans]
     for preview in previews:
-        render_script(preview)  # a fault must show before anything is made
-    runs = []
+        text_of(preview)  # a fault must show before anything is made
+    runs: list[RunFolder] = []
+    later: list[str] = []
     for plan, preview in zip(plans, previews, strict=True):
+        code = 0
         if plan.site.scheduler == "local":
             code = _run_here(next_submission(plan), create_run(plan))
+        elif plan.site.scheduler == "volcano" and (before := left_before(plan)) and not wait:
+            # Volcano has no job that waits for the end of others.
+            later.append(f"{plan.name} begins when {', '.join(before)} is done")
+            continue
         else:
-            runs.append(create_run(plan))
-            code = _hand_over(plan, preview.snapshot, runs[-1])
+            if plan.needs and plan.site.scheduler == "volcano":
+                code = _follow_all(runs)
+            if not code:
+                runs.append(create_run(plan))
+                code = _hand_over(plan, preview.snapshot, runs[-1])
         if code:
             _say_what_waits(plan, plans)
             return code
     if wait:
-        return next((code for run in runs if (code := _follow(run))), 0)
+        return _follow_all(runs)
     _say_what_next(runs)
+    for line in later:
+        click.echo(f"  {line}: give the command again then, or with --wait now", err=True)
     return 0
+
+
+def _follow_all(runs: list[RunFolder]) -> int:
+    """Follow runs to their end, and forget them; the exit code is that of the first that fails."""
+    code = 0
+    while runs and not code:
+        code = _follow(runs.pop(0))
+    return code
 
 
 def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
@@ -186,13 +207,14 @@ def add_workers(plan: Plan, count: int) -> int:
 def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     """Give the cells to a cluster's scheduler, which goes on without this command."""
     from hpcml.cli.preview import describe
+    from hpcml.launch.cluster import PartlySubmitted
     from hpcml.launch.drive import only_driver
-    from hpcml.launch.slurm.scheduler import PartlySubmitted
     from hpcml.launch.submit import (
         next_submission,
         renew_plan,
         settle,
         submit_to_slurm,
+        submit_to_volcano,
         wait_longer,
     )
 
@@ -200,7 +222,8 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         run = renew_plan(plan, run)
         for job in settle(run):
             click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
-        if plan.needs:
+        slurm = plan.site.scheduler == "slurm"
+        if plan.needs and slurm:
             wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
         submission = next_submission(plan, code)
@@ -208,11 +231,15 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         if not submission.indices:
             return 0
         try:
-            jobs = submit_to_slurm(submission, run, lock)
+            if slurm:
+                jobs = [str(job) for job in submit_to_slurm(submission, run, lock)]
+            else:
+                jobs = submit_to_volcano(submission, run)
         except PartlySubmitted as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
-    click.echo(f"submitted as {', '.join(map(str, jobs))}")
+    more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+    click.echo(f"submitted as {', '.join(jobs[:_NAMED])}{more}")
     return 0
 
 

@@ -13,16 +13,24 @@ from typing import Any
 
 from hpcml.errors import UserError
 from hpcml.files import is_file, plain_errors
+from hpcml.launch.cluster import SchedulerError
 from hpcml.launch.executor import Scheduler, ScriptExecutor
+from hpcml.launch.journal import read_journal
 from hpcml.launch.local import LocalScheduler
 from hpcml.launch.slurm.client import SlurmError
-from hpcml.launch.slurm.journal import clusters, of_slurm, read_journal, settled
+from hpcml.launch.slurm.journal import clusters, of_slurm, settled
 from hpcml.launch.slurm.query import queue
 from hpcml.launch.slurm.scheduler import SlurmScheduler, wait_for
 from hpcml.launch.slurm.states import SlurmWatcher
+from hpcml.launch.volcano.client import Cluster
+from hpcml.launch.volcano.journal import labels, of_volcano
+from hpcml.launch.volcano.journal import settled as settled_on_volcano
+from hpcml.launch.volcano.scheduler import VolcanoScheduler
+from hpcml.launch.watch import watchers
 from hpcml.plan import Plan, Snapshot, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
-from hpcml.render import render_script
+from hpcml.plan.volcano import mark_of
+from hpcml.render import RUN_LABEL, parse_job, render_job, render_script
 from hpcml.runs import disk
 from hpcml.runs.folder import RunFolder, now
 from hpcml.worker.task import run_task
@@ -95,17 +103,17 @@ def _queued(run: RunFolder) -> set[int]:
     Raises:
         UserError: the scheduler does not answer, so that cells could be submitted twice.
     """
-    if not of_slurm(read_journal(run)):
-        return set()
-    watcher = SlurmWatcher(run)
-    watcher.ask()
-    if watcher.trouble:
-        raise _unknown(watcher.trouble)
-    return watcher.taken(watcher.refresh())
+    queued: set[int] = set()
+    for watcher in watchers(run):
+        watcher.ask()
+        if watcher.trouble:
+            raise _unknown(watcher.trouble)
+        queued |= watcher.taken(watcher.refresh())
+    return queued
 
 
-def settle(run: RunFolder) -> list[int]:
-    """Record what became of calls of sbatch that were cut off; call it as the only driver.
+def settle(run: RunFolder) -> list[str]:
+    """Record what became of calls of a scheduler that were cut off; call it as the only driver.
 
     Returns:
         Jobs that were submitted and that the journal did not know.
@@ -114,15 +122,20 @@ def settle(run: RunFolder) -> list[int]:
         UserError: the scheduler does not answer.
     """
     entries = read_journal(run)
-    if not of_slurm(entries):
-        return []
+    found = []
     try:
-        found = settled(run, entries, queue(getpass.getuser(), clusters(run, entries)))
-    except SlurmError as error:
+        if of_slurm(entries):
+            found += settled(run, entries, queue(getpass.getuser(), clusters(run, entries)))
+        if of_volcano(entries):
+            cluster = Cluster(run.plan["site"]["volcano"])
+            jobs = [job for label in labels(entries) for job in cluster.jobs(label)]
+            by_name = {job["metadata"]["name"]: job for job in jobs}
+            found += settled_on_volcano(run, entries, by_name)
+    except SchedulerError as error:
         raise _unknown(str(error)) from None
     for entry in found:
         run.journal(**entry)
-    return [entry["job"] for entry in found if "job" in entry]
+    return [str(entry["job"]) for entry in found if entry["event"] == "submitted"]
 
 
 def _unknown(trouble: str) -> UserError:
@@ -200,6 +213,50 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
     scheduler = SlurmScheduler(script, links, journal, lock, needs)
     _execute(submission, run, scheduler, submission.parts)
     return scheduler.jobs
+
+
+def submit_to_volcano(submission: Submission, run: RunFolder) -> list[str]:
+    """Submit all tasks of a submission as jobs; returns their names.
+
+    The server and its webhooks see them first, in a dry run.
+
+    Raises:
+        UserError: they cannot be rendered, the server would refuse them or does not answer, or the
+            run folder cannot be written.
+        PartlySubmitted: the server refused one all the same.
+    """
+    plan = submission.plan
+    jobs = [(job, render_job(submission, job)) for job in submission.jobs]
+    label = f"{RUN_LABEL}={mark_of(plan.folder)}"
+
+    def scheduler(number: int) -> VolcanoScheduler:
+        manifests = [(job, parse_job(text)) for job, text in jobs]
+        journal = partial(run.journal, submission=number)
+        return VolcanoScheduler(cluster, run, manifests, label, journal)
+
+    try:
+        cluster = Cluster(plan.site.volcano.model_dump())
+        scheduler(submission.number).check()
+    except SchedulerError as error:
+        raise UserError(f"nothing is submitted: {error}") from None
+    submission, _ = _prepare(submission, run)
+    # The number may be another one now.
+    jobs = [(job, render_job(submission, job)) for job in submission.jobs]
+    manifest = run.scripts / f"{submission.number:03}.yaml"
+    with plain_errors(f"write {manifest}"):
+        disk.replace(manifest, "---\n".join(text for _, text in jobs).encode())
+    chosen = scheduler(submission.number)
+    _execute(submission, run, chosen)
+    return chosen.jobs
+
+
+def left_before(plan: Plan) -> list[str]:
+    """The stages before ``plan`` that are not complete, by the names of their runs."""
+    return [
+        need.name
+        for need in plan.needs
+        if not is_file(need.folder / "plan.json") or _left(RunFolder.open(need.folder, need.digest))
+    ]
 
 
 def wait_longer(plan: Plan, run: RunFolder) -> None:

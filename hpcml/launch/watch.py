@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from hpcml.launch.cluster import ClusterWatcher
+from hpcml.launch.journal import read_journal
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.status import Status, Watcher
 
@@ -68,13 +70,23 @@ class LocalWatcher:
 
 def watch(run: RunFolder) -> RunWatcher:
     """Who can tell the states of ``run``."""
-    from hpcml.launch.slurm.journal import of_slurm, read_journal
+    # By the newest submission: a run may have been on another site before.
+    return next(iter(watchers(run)), None) or LocalWatcher(run)
 
-    if of_slurm(read_journal(run)):
-        from hpcml.launch.slurm.states import SlurmWatcher
 
-        return SlurmWatcher(run)
-    return LocalWatcher(run)
+def watchers(run: RunFolder) -> list[ClusterWatcher]:
+    """Who can tell the states of ``run`` on clusters, the one of the newest submission first."""
+    kinds: dict[type[ClusterWatcher], None] = {}
+    for entry in reversed(read_journal(run)):
+        if "lanes" in entry:
+            from hpcml.launch.volcano.states import VolcanoWatcher
+
+            kinds[VolcanoWatcher] = None
+        elif "link" in entry:
+            from hpcml.launch.slurm.states import SlurmWatcher
+
+            kinds[SlurmWatcher] = None
+    return [kind(run) for kind in kinds]
 
 
 def follow(

@@ -88,12 +88,7 @@ def choose_container(
                     f"there is no {bind.source} on this machine{whose}",
                 )
     # What is needed comes first, and where it is bound by hand, that holds.
-    named: Iterable[Bind] = []
-    if loaded.recipe.train:
-        named = _inputs(cells)
-    elif loaded.recipe.infer:
-        named = _of_inference(cells)
-    chosen = {bind.destination: bind for bind in named}
+    chosen = {bind.destination: bind for bind in read_by(loaded, cells)}
     chosen.update({bind.destination: bind for bind in binds})
     chosen[str(root)] = Bind(str(root), str(root))
     if settings.runtime == "pyxis":
@@ -110,6 +105,13 @@ def choose_container(
         options=tuple(settings.options),
         keep=tuple(dict.fromkeys([*site.env, *loaded.recipe.env_from])),
     )
+
+
+def read_by(loaded: LoadedRecipe, cells: Sequence[Cell]) -> list[Bind]:
+    """What the cells of a training or an inference read and write outside of the runs root."""
+    if loaded.recipe.train:
+        return _inputs(cells)
+    return _of_inference(cells) if loaded.recipe.infer else []
 
 
 def _site_binds(site: str, texts: Iterable[str], problems: Problems) -> list[Bind]:

@@ -20,6 +20,7 @@ from hpcml.plan.inputs import check_inputs
 from hpcml.plan.resources import Resources, check_fit
 from hpcml.plan.slurm import Directives, directives
 from hpcml.plan.snapshot import Snapshot, project_root, take
+from hpcml.plan.volcano import Job, Pod, jobs_of, pod_of
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.stages import Reference, Stages
@@ -57,6 +58,7 @@ class Plan:
     site: Site
     python: str
     container: Container | None
+    pod: Pod | None
     root: Path
     project: Path | None
     directory: str
@@ -75,6 +77,11 @@ class Plan:
     def folder(self) -> Path:
         """Where the run lies."""
         return self.root / self.name / self.run_id
+
+    @property
+    def image(self) -> str | None:
+        """The image that cells run in."""
+        return self.pod.image if self.pod else self.container.image if self.container else None
 
     @property
     def lead(self) -> int:
@@ -111,7 +118,7 @@ class Plan:
             "array": {"pack": self.pack, "max_running": self.max_running},
             "env_from": list(self.env_from),
             "needs": [f"{plan.name}/{plan.run_id}" for plan in self.needs],
-            "image": self.container.image if self.container else None,
+            "image": self.image,
             "scheduler": self.site.scheduler,
             "site": self.site.model_dump(mode="json"),
             "hpcml_version": __version__,
@@ -146,6 +153,21 @@ class Submission:
     def parts(self) -> tuple[Part, ...]:
         """The arrays that Slurm gets."""
         return split(self.tasks, self.plan.site.slurm.max_array_size, self.plan.max_running)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs that Volcano gets."""
+        plan = self.plan
+        return jobs_of(
+            plan.name,
+            plan.run_id,
+            plan.folder,
+            self.number,
+            plan.site,
+            plan.resources.nodes,
+            self.tasks,
+            plan.max_running,
+        )
 
     def record(self) -> dict[str, Any]:
         """The content of ``submissions/NNN.json``, from which the worker finds its cells."""
@@ -204,11 +226,11 @@ def compile_plan(
     notes = loaded.notes
     if site.scheduler == "local":
         check_fit(resources, recipe.array.pack, site, loaded.document)
-    else:
+    elif site.scheduler == "slurm":
         options, more = directives(loaded, resources, site, lead_of(site, resources))
         notes += more
     missing = [name for name in recipe.env_from if name not in os.environ]
-    if missing:
+    if missing and site.scheduler != "volcano":
         raise UserError(
             f"{loaded.document.where('env_from')}: env_from: {', '.join(missing)} "
             "not set in this environment; export it before the command"
@@ -219,7 +241,11 @@ def compile_plan(
 
         notes += check_memory(loaded, cells, site, resources)
     runs = runs_root(site, root)
-    container = choose_container(loaded, cells, site, runs)
+    container = pod = None
+    if site.scheduler == "volcano":
+        pod = pod_of(loaded, cells, resources, site, runs)
+    else:
+        container = choose_container(loaded, cells, site, runs)
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
     # Sorted: writing a list of the sweep in another order is no other experiment.
@@ -244,8 +270,9 @@ def compile_plan(
         layout=dict(cells[0].layout),
         env_from=tuple(recipe.env_from),
         site=site,
-        python=container.python if container else site.python or sys.executable,
+        python=recipe.container.python if recipe.container else site.python or sys.executable,
         container=container,
+        pod=pod,
         root=runs,
         project=project,
         directory=os.path.relpath(loaded.folder.resolve(), project) if project else ".",

@@ -39,6 +39,10 @@ def render_script(submission: Submission) -> str:
             inside=container.command(image, plan.folder, code) if image else [],
             with_srun=pyxis or plan.resources.nodes > 1,
             srun_options=container.srun_options(image, plan.folder) if image and pyxis else [],
+            # Of Volcano: where a lane ends, and where its pods write.
+            tasks=submission.tasks,
+            task_log=f"tasks/{submission.number:03}.",
+            gpus=",".join(map(str, range(plan.resources.gpus * plan.pack))),
             data_root=plan.root / ".data",
             python=plan.python,
             # %A and %a are the array's number and the index; other percent signs are text.

@@ -11,6 +11,7 @@ from hpcml.recipe.schema import VariableName
 from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
+from hpcml.site.volcano import Volcano
 
 #: Seconds. 419 unexpected interruptions in 54 days of a job on 16,384 GPUs, 2,048 nodes of 8:
 #: Grattafiori et al., "The Llama 3 herd of models" (2024), section 3.3.4.
@@ -43,7 +44,7 @@ class Machine(Block):
 
 
 class Partition(Block):
-    """A partition of Slurm: what its nodes have and what it allows."""
+    """A partition of Slurm, or a kind of nodes: what they have and what is allowed there."""
 
     name: str = Field(description="Its name.")
     cpus: Annotated[int, Field(ge=1)] = Field(description="Cores of a node.")
@@ -152,8 +153,9 @@ class Site(Block):
 
     name: str = Field(description="The site's name, as in `--site NAME`.")
     description: str = Field("", description="One line for people, shown by `hpcml site list`.")
-    scheduler: Literal["local", "slurm"] = Field(
-        description="What runs the jobs: `local`, this machine, or `slurm`."
+    scheduler: Literal["local", "slurm", "volcano"] = Field(
+        description="What runs the jobs: `local`, this machine; `slurm`; or `volcano`, on "
+        "Kubernetes."
     )
     match: str | None = Field(
         None,
@@ -183,8 +185,8 @@ class Site(Block):
     )
     partitions: Annotated[list[Partition], AfterValidator(_partitions)] = Field(
         default_factory=list,
-        description="For Slurm: the partitions, the preferred ones first. A job goes to the first "
-        "that has what it asks for.",
+        description="For Slurm: the partitions; for Volcano: the kinds of nodes. The preferred "
+        "ones first: a job goes to the first that has what it asks for.",
     )
     storage: Storage = Field(
         default_factory=Storage,
@@ -199,6 +201,9 @@ class Site(Block):
         None, description="How images are run; without it recipes with an image are refused."
     )
     slurm: Slurm = Field(default_factory=Slurm, description="For Slurm: how it is used.")
+    volcano: Volcano = Field(
+        default_factory=Volcano, description="For Volcano: how it is used (docs/volcano.md)."
+    )
     template: str | None = Field(
         None,
         description="A template of the site's own, relative to this file. It extends hpcml's, for "

@@ -89,6 +89,8 @@ def load_site(path: Path) -> FoundSite:
     if site is not None:
         _check_match(site, problems)
         _check_container(site, problems)
+        if site.scheduler == "volcano":
+            _check_volcano(site, problems)
         site = _with_template(site, path.resolve().parent, problems)
     problems.raise_any()
     assert site is not None
@@ -112,14 +114,46 @@ def _check_container(site: Site, problems: Problems) -> None:
         )
 
 
+def _check_volcano(site: Site, problems: Problems) -> None:
+    if "name" in site.signal.model_fields_set and site.signal.name != "TERM":
+        problems.add(("signal", "name"), "Kubernetes sends TERM; leave the key out")
+    if site.container is not None:
+        problems.add(
+            ("container",),
+            "on Kubernetes a recipe's image is the pod's; leave the block out, and say what pods "
+            "see in volcano.volumes",
+        )
+    known = [partition.name for partition in site.partitions]
+    for name in site.volcano.pools:
+        if name not in known:
+            problems.add(
+                ("volcano", "pools", name),
+                f"partitions has no {name} (it has {', '.join(known) or 'none'})",
+            )
+    if site.python is None:
+        problems.add(
+            ("python",),
+            "this key is missing: the Python of the images, such as python3; a recipe's "
+            "container.python wins",
+        )
+
+
 def _with_template(site: Site, folder: Path, problems: Problems) -> Site:
-    """The site with the absolute path of its template."""
-    if site.template is None:
-        return site
-    template = folder / site.template
+    """The site with the absolute paths of its templates."""
+    if site.template is not None:
+        path = _template(folder / site.template, ("template",), problems)
+        site = site.model_copy(update={"template": path})
+    if site.volcano.template is not None:
+        path = _template(folder / site.volcano.template, ("volcano", "template"), problems)
+        volcano = site.volcano.model_copy(update={"template": path})
+        site = site.model_copy(update={"volcano": volcano})
+    return site
+
+
+def _template(path: Path, place: tuple[str, ...], problems: Problems) -> str:
     try:
-        if not is_file(template):
-            problems.add(("template",), f"there is no file {template}")
+        if not is_file(path):
+            problems.add(place, f"there is no file {path}")
     except UserError as error:
-        problems.add(("template",), str(error))
-    return site.model_copy(update={"template": str(template)})
+        problems.add(place, str(error))
+    return str(path)

@@ -16,6 +16,7 @@ from hpcml.worker.codes import OUT_OF_MEMORY
 # What the batch script tells the worker. A payload that starts cells itself must not hand it on.
 _OF_THE_SCRIPT = frozenset(
     (
+        "HPCML_JOB_VERSION",
         "HPCML_LAUNCH",
         "HPCML_MASTER_ADDR",
         "HPCML_NODE_COUNT",

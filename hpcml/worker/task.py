@@ -46,8 +46,9 @@ class Task:
             job=os.environ.get("HPCML_JOB_ID", ""),
             launch=os.environ.get("HPCML_LAUNCH", str(os.getpid())),
             code=self._record["code"],
-            # Slurm makes a control group for each job.
-            alone=self._record["pack"] == 1 and self._record.get("scheduler") == "slurm",
+            # Slurm makes a control group for each job, Kubernetes for each container.
+            alone=self._record["pack"] == 1
+            and self._record.get("scheduler") in ("slurm", "volcano"),
             worker=self._record["first_worker"] + worker if plan["kind"] == "infer" else None,
             workers=workers,
         )

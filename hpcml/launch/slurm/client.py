@@ -6,6 +6,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from hpcml.launch.cluster import SchedulerError
+
 # Slurm's commands, its daemons and its plugins; the last are handed on by variables with a _.
 _OF_SLURM = (
     "SLURM",
@@ -36,7 +38,7 @@ _OF_CELL = frozenset(
 )
 
 
-class SlurmError(Exception):
+class SlurmError(SchedulerError):
     """A command of Slurm failed; the message is what it said."""
 
 

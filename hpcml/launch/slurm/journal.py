@@ -6,14 +6,12 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcml.files import plain_errors
+from hpcml.launch.journal import Entry, open_calls
 from hpcml.launch.slurm.query import Queue
-from hpcml.runs.events import JsonLines
 from hpcml.runs.folder import RunFolder
-
-Entry = dict[str, Any]
 
 _CLUSTERS = re.compile(r"^#SBATCH --clusters=(.*)$", re.MULTILINE)
 _TASK_LOG = re.compile(r"(\d+)\.(\d+)_\d+\.(?:out|err)")
@@ -25,12 +23,6 @@ class TaskId(NamedTuple):
     job: int
     task: int
     submission: int
-
-
-def read_journal(run: RunFolder) -> list[Entry]:
-    """The journal of a run's submissions, oldest first."""
-    with plain_errors(f"read {run.journal_file}"):
-        return JsonLines(run.journal_file).read()
 
 
 def of_slurm(entries: Iterable[Entry]) -> bool:
@@ -77,7 +69,7 @@ def settled(run: RunFolder, entries: Sequence[Entry], queue: Queue) -> list[Entr
     """
     found = []
     known = {entry["job"] for entry in entries if "job" in entry}
-    for call in _open_calls(entries):
+    for call in open_calls(entry for entry in entries if "link" in entry):
         jobs = _jobs_of(run, call["submission"], queue) - known
         what = {key: call[key] for key in ("submission", "part", "link", "offset", "tasks")}
         if jobs:
@@ -87,19 +79,6 @@ def settled(run: RunFolder, entries: Sequence[Entry], queue: Queue) -> list[Entr
         else:
             found.append({"event": "vanished", **what})
     return found
-
-
-def _open_calls(entries: Iterable[Entry]) -> list[Entry]:
-    calls: dict[tuple[int, int, int], Entry] = {}
-    for entry in entries:
-        if "link" not in entry:
-            continue
-        key = entry["submission"], entry["part"], entry["link"]
-        if entry["event"] in ("submitting", "unclear"):
-            calls[key] = entry
-        else:
-            calls.pop(key, None)
-    return list(calls.values())
 
 
 def _jobs_of(run: RunFolder, submission: int, queue: Queue) -> set[int]:

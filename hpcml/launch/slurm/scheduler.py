@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcml.launch.cluster import MAYBE, Journal, PartlySubmitted
 from hpcml.launch.executor import TaskJob
 from hpcml.launch.slurm import client
 from hpcml.launch.slurm.text import NoJobId, submitted_job
 from hpcml.plan.arrays import Part
-
-_MAYBE = "It may have submitted the job all the same; the command given again looks for it first."
-
-#: Writes a line of the run's journal; with ``durable`` it is on the disk before it returns.
-Journal = Callable[..., None]
-
-
-class PartlySubmitted(Exception):
-    """Slurm refused a part; the message says which, why, and how much is submitted."""
 
 
 def command(
@@ -116,7 +108,7 @@ class SlurmScheduler:
             text = client.run(command(self._script, part, after, self._needs), keep=[self._lock])
         except client.NoAnswer as error:
             self._journal("unclear", **what, text=str(error))
-            raise PartlySubmitted(self._message(part, f"{error}\n{_MAYBE}")) from None
+            raise PartlySubmitted(self._message(part, f"{error}\n{MAYBE}")) from None
         except client.SlurmError as error:
             self._journal("refused", **what, reason=str(error))
             raise PartlySubmitted(self._message(part, str(error))) from None
@@ -128,7 +120,7 @@ class SlurmScheduler:
                 self._message(
                     part,
                     f"sbatch named no single job. It printed:\n{text.strip() or '(nothing)'}\n"
-                    f"{_MAYBE}",
+                    f"{MAYBE}",
                 )
             ) from None
         # The next line flushes this one. If a crash comes first, the job is found in the queue.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcml.errors import UserError
+from hpcml.plan.partitions import choose_partition
 from hpcml.plan.resources import Resources
-from hpcml.plan.slurm import choose_partition
 from hpcml.plan.training.kinds import kinds
 from hpcml.plan.training.memory import gib, largest, verdict
 from hpcml.plan.training.model import UnknownModel
@@ -28,7 +28,7 @@ def check_memory(
     Raises:
         UserError: weights, gradients and optimizer states alone are more than the GPU has.
     """
-    if site.scheduler != "slurm":
+    if site.scheduler == "local":
         return ()
     partition = choose_partition(loaded, resources, site)
     if partition is None or partition.gpu_memory is None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.launch.cluster import PartlySubmitted
 from hpcml.launch.slurm import client, query
 from hpcml.launch.slurm.reasons import end_words, words
-from hpcml.launch.slurm.scheduler import PartlySubmitted, SlurmScheduler, command
+from hpcml.launch.slurm.scheduler import SlurmScheduler, command
 from hpcml.plan.arrays import split
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from runs.fakes import FakeRun, make_cells
 
+from hpcml.launch.journal import read_journal
 from hpcml.launch.slurm import states
 from hpcml.launch.slurm.client import SlurmError
-from hpcml.launch.slurm.journal import read_journal, settled, submitted_tasks
+from hpcml.launch.slurm.journal import settled, submitted_tasks
 from hpcml.launch.slurm.query import Queue
 from hpcml.launch.slurm.states import SlurmWatcher
 from hpcml.launch.watch import LocalWatcher, follow, watch
