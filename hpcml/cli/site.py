@@ -95,7 +95,7 @@ def check_site_command(
     """Look whether a site has what hpcml relies on; exit code 1 if something is missing.
 
     On a site with Slurm a short job is submitted to each partition. It is cancelled, and its files
-    are removed, when the command ends.
+    are removed, when the command ends. With Volcano the server is asked, and nothing is submitted.
     """
     from hpcml.plan.plan import runs_root
     from hpcml.recipe.units import parse_duration
@@ -121,12 +121,16 @@ def check_site_command(
                 for title, checks in prober.run(partitions):
                     click.echo(f"\n{title}")
                     good &= _print(checks)
+    elif site.scheduler == "volcano":
+        from hpcml.launch.volcano.probe import check_server
+
+        good &= _print(check_server(site))
     context.exit(0 if good else 1)
 
 
 def _chosen(site: Site, names: tuple[str, ...]) -> list[Partition]:
     if names and site.scheduler != "slurm":
-        raise UserError(f"--partition: site {site.name} has no partitions, since it is local")
+        raise UserError(f"--partition: site {site.name} is not of Slurm; its jobs are not tried")
     known = {partition.name: partition for partition in site.partitions}
     for name in names:
         if name not in known:

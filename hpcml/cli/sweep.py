@@ -94,16 +94,15 @@ def run_plans(plans: list[Plan], *, wait: bool) -> int:
     runs: list[RunFolder] = []
     later: list[str] = []
     for plan, preview in zip(plans, previews, strict=True):
-        code = 0
         if plan.site.scheduler == "local":
             code = _run_here(next_submission(plan), create_run(plan))
-        elif plan.site.scheduler == "volcano" and (before := left_before(plan)) and not wait:
-            # Volcano has no job that waits for the end of others.
-            later.append(f"{plan.name} begins when {', '.join(before)} is done")
-            continue
         else:
-            if plan.needs and plan.site.scheduler == "volcano":
-                code = _follow_all(runs)
+            # Volcano has no job that waits for the end of others.
+            before = left_before(plan) if plan.site.scheduler == "volcano" else []
+            if before and not wait:
+                later.append(f"{plan.name} begins when {', '.join(before)} is done")
+                continue
+            code = _follow_all(runs) if before else 0
             if not code:
                 runs.append(create_run(plan))
                 code = _hand_over(plan, preview.snapshot, runs[-1])

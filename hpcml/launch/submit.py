@@ -29,7 +29,7 @@ from hpcml.launch.volcano.scheduler import VolcanoScheduler
 from hpcml.launch.watch import watchers
 from hpcml.plan import Plan, Snapshot, Submission, take_snapshot
 from hpcml.plan.resources import gpus, slots
-from hpcml.plan.volcano import mark_of
+from hpcml.plan.volcano import Job, mark_of
 from hpcml.render import RUN_LABEL, parse_job, render_job, render_script
 from hpcml.runs import disk
 from hpcml.runs.folder import RunFolder, now
@@ -226,28 +226,30 @@ def submit_to_volcano(submission: Submission, run: RunFolder) -> list[str]:
         PartlySubmitted: the server refused one all the same.
     """
     plan = submission.plan
-    jobs = [(job, render_job(submission, job)) for job in submission.jobs]
     label = f"{RUN_LABEL}={mark_of(plan.folder)}"
-
-    def scheduler(number: int) -> VolcanoScheduler:
-        manifests = [(job, parse_job(text)) for job, text in jobs]
-        journal = partial(run.journal, submission=number)
-        return VolcanoScheduler(cluster, run, manifests, label, journal)
-
     try:
         cluster = Cluster(plan.site.volcano.model_dump())
-        scheduler(submission.number).check()
+        journal = partial(run.journal, submission=submission.number)
+        VolcanoScheduler(cluster, run, label, journal).check(_jobs(submission)[0])
     except SchedulerError as error:
         raise UserError(f"nothing is submitted: {error}") from None
     submission, _ = _prepare(submission, run)
-    # The number may be another one now.
-    jobs = [(job, render_job(submission, job)) for job in submission.jobs]
+    # With the number that it has got.
+    jobs, text = _jobs(submission)
     manifest = run.scripts / f"{submission.number:03}.yaml"
     with plain_errors(f"write {manifest}"):
-        disk.replace(manifest, "---\n".join(text for _, text in jobs).encode())
-    chosen = scheduler(submission.number)
-    _execute(submission, run, chosen)
-    return chosen.jobs
+        disk.replace(manifest, text.encode())
+    journal = partial(run.journal, submission=submission.number)
+    scheduler = VolcanoScheduler(cluster, run, label, journal)
+    _execute(submission, run, scheduler, jobs)
+    return scheduler.jobs
+
+
+def _jobs(submission: Submission) -> tuple[list[tuple[Job, dict[str, Any]]], str]:
+    """The jobs with their manifests, and the text of all of them."""
+    texts = [render_job(submission, job) for job in submission.jobs]
+    jobs = [(job, parse_job(text)) for job, text in zip(submission.jobs, texts, strict=True)]
+    return jobs, "---\n".join(texts)
 
 
 def left_before(plan: Plan) -> list[str]:

@@ -36,13 +36,15 @@ def check_site(site: Site, root: Path) -> Iterator[Check]:
         root: the runs root; a temporary folder is made in it and removed again.
     """
     yield _attempt("bash", _bash)
-    yield _attempt("python", lambda: _python(site))
+    if site.scheduler != "volcano":  # whose pods have all of that in their image
+        yield _attempt("python", lambda: _python(site))
     if site.scheduler == "local":
         yield _attempt("cores", lambda: f"{site.machine.cpus or machine.cores()}")
         yield _attempt("memory", lambda: format_memory(site.machine.memory or _memory()))
         yield _attempt("GPUs", lambda: ", ".join(machine.gpus()) or "none")
     yield _attempt("runs root", lambda: _root(root))
-    yield _attempt("setup lines", lambda: _setup(site))
+    if site.scheduler != "volcano":
+        yield _attempt("setup lines", lambda: _setup(site))
 
 
 def _attempt(name: str, look: Callable[[], str]) -> Check:

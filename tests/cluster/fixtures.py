@@ -44,6 +44,7 @@ INSTALLATION_TIME = 900
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slurm_alone: needs the Slurm cluster for itself")
+    config.addinivalue_line("markers", "volcano_cluster: needs a Kubernetes with Volcano")
 
 
 class SlurmCluster:

@@ -10,10 +10,13 @@ from typing import Any
 from hpcml.launch.cluster import MAYBE, Journal, PartlySubmitted
 from hpcml.launch.executor import TaskJob
 from hpcml.launch.volcano.client import AlreadyThere, Cluster, NoAnswer, Object, VolcanoError
-from hpcml.launch.volcano.journal import is_of, pod_name
+from hpcml.launch.volcano.journal import is_of
 from hpcml.launch.volcano.reasons import ENDED
 from hpcml.plan.volcano import Job
 from hpcml.runs.folder import RunFolder
+
+#: A job and its manifest.
+Work = tuple[Job, Object]
 
 # Seconds for the server to remove a job that has ended, with its pods.
 _GONE_SECONDS = 60.0
@@ -25,7 +28,6 @@ class VolcanoScheduler:
     Args:
         cluster: where.
         run: the run.
-        jobs: the jobs and their manifests, in order.
         label: by which the jobs of the run are found.
         journal: told of each call before and after it.
     """
@@ -34,44 +36,46 @@ class VolcanoScheduler:
         self,
         cluster: Cluster,
         run: RunFolder,
-        jobs: Sequence[tuple[Job, Object]],
         label: str,
         journal: Journal,
     ) -> None:
         self._cluster = cluster
         self._run = run
-        self._jobs = jobs
         self._label = label
         self._journal = journal
         self.jobs: list[str] = []
 
-    def check(self) -> None:
-        """Let the server and Volcano's webhook look at the jobs, and create nothing.
+    def check(self, work: Sequence[Work]) -> None:
+        """Let the server and Volcano's webhook look at jobs, and create nothing.
 
-        They differ in names and numbers only, so that two of them stand for all.
+        They differ in names and numbers only, so that the first and the last stand for all.
 
         Raises:
             VolcanoError: they would be refused.
         """
-        for _, manifest in {id(job): job for job in (self._jobs[-1], self._jobs[0])}.values():
+        for _, manifest in work if len(work) < 3 else (work[0], work[-1]):
             try:
                 self._cluster.create(manifest, dry_run=True)
             except AlreadyThere:
                 self._remove_leftover(manifest["metadata"]["name"])
 
-    def submit(self, folder: Path, tasks: Sequence[int]) -> list[TaskJob]:
-        """Submit all jobs.
+    def submit(self, folder: Path, work: Sequence[Work]) -> list[TaskJob]:
+        """Submit jobs, in order.
 
         Raises:
             PartlySubmitted: one was refused; what was submitted before stays.
         """
-        lanes: dict[int, str] = {}
-        for job, manifest in self._jobs:
-            self._submit_one(job, manifest)
-            gang = job.pods > job.lanes
-            for index in range(job.lanes):
-                lanes[job.first + index] = pod_name(job.name, gang, index)
-        return [TaskJob(folder, lanes[task % self._jobs[0][0].stride]) for task in tasks]
+        for position, (job, manifest) in enumerate(work):
+            try:
+                self._submit_one(job, manifest)
+            except PartlySubmitted as error:
+                if len(work) == 1:
+                    raise
+                raise PartlySubmitted(
+                    f"{error}\n{position} of {len(work)} jobs were submitted before that; "
+                    "give the command again to submit the rest"
+                ) from None
+        return [TaskJob(folder, job.name) for job, _ in work]
 
     def _submit_one(self, job: Job, manifest: Object) -> None:
         what: dict[str, Any] = {
@@ -92,10 +96,10 @@ class VolcanoScheduler:
                 self._cluster.create(manifest)
         except NoAnswer as error:
             self._journal("unclear", **what, text=str(error))
-            raise PartlySubmitted(self._message(job, f"{error}\n{MAYBE}")) from None
+            raise PartlySubmitted(f"{error}\n{MAYBE}") from None
         except VolcanoError as error:
             self._journal("refused", **what, reason=str(error))
-            raise PartlySubmitted(self._message(job, str(error))) from None
+            raise PartlySubmitted(str(error)) from None
         # The next line flushes this one. If a crash comes first, the job is found by its name.
         self._journal("submitted", durable=False, **what)
         self.jobs.append(job.name)
@@ -122,11 +126,3 @@ class VolcanoScheduler:
             if time.monotonic() > end:
                 raise VolcanoError(f"the job {name} of an earlier run does not go away")
             time.sleep(0.2)
-
-    def _message(self, job: Job, reason: str) -> str:
-        if len(self._jobs) == 1:
-            return reason
-        return (
-            f"{reason}\n{job.number} of {len(self._jobs)} jobs were submitted before that; "
-            "give the command again to submit the rest"
-        )

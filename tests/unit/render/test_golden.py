@@ -13,9 +13,9 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.launch.submit import next_submission
-from hpcml.plan import compile_plan
+from hpcml.plan import Submission, compile_plan
 from hpcml.recipe.load import load_recipe
-from hpcml.render import render_script
+from hpcml.render import render_job, render_script
 from hpcml.site.search import load_site
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -31,26 +31,48 @@ command: {run: [echo, "$(never) '{{ params.n }}'"]}
 """
 
 
-def script(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+ROOTS = {"slurm-pyxis": "/srv/runs", "volcano-nasty": '/srv/it\'s "$(HOME)" `x` ö/runs'}
+
+
+def submission(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Submission:
     recipe = folder / "recipe.yaml"
     own = GOLDEN / f"{case}.recipe.yaml"
     recipe.write_text(own.read_text() if own.exists() else RECIPE)
     monkeypatch.setenv("TOKEN", "a secret")
-    monkeypatch.setenv("HPCML_RUNS", "/srv/runs" if "pyxis" in case else "/srv/the runs")
-    plan = compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml"))
-    text = render_script(next_submission(plan))
+    monkeypatch.setenv("HPCML_RUNS", ROOTS.get(case, "/srv/the runs"))
+    # The names of jobs depend on who submits them.
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    return next_submission(compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml")))
+
+
+def without_digests(text: str) -> str:
     assert "a secret" not in text
     text = re.sub(r"/code/[0-9a-f]{10}", "/code/0123456789", text)
-    return re.sub(r"/golden/[0-9a-f]{8}", "/golden/01234567", text)
+    text = re.sub(r"/(golden|1.Un_Lucky-)/[0-9a-f]{8}", r"/\1/01234567", text)
+    text = re.sub(r"-[0-9a-f]{8}-[0-9a-f]{6}-1-", "-01234567-012345-1-", text)
+    return re.sub(r'"hpcml-run": "[0-9a-f]{16}"', '"hpcml-run": "0123456789012345"', text)
+
+
+def script(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return without_digests(render_script(submission(case, folder, monkeypatch)))
+
+
+def compare(text: str, golden: Path) -> None:
+    if os.environ.get("HPCML_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_script(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = script(case, tmp_path, monkeypatch)
-    golden = GOLDEN / f"{case}.sh"
-    if os.environ.get("HPCML_UPDATE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    compare(script(case, tmp_path, monkeypatch), GOLDEN / f"{case}.sh")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("volcano")])
+def test_jobs(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = submission(case, tmp_path, monkeypatch)
+    text = "---\n".join(render_job(chosen, job) for job in chosen.jobs)
+    compare(without_digests(text), GOLDEN / f"{case}.jobs.yml")
 
 
 @pytest.mark.parametrize("case", CASES)

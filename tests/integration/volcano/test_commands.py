@@ -1,0 +1,100 @@
+"""The command line on a site with Volcano: what is said, and what reaches the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Hpcml
+from tests.volcano_schema import problems
+from tests.volcano_server import VolcanoServer
+
+
+@pytest.fixture
+def server() -> Iterator[VolcanoServer]:
+    found = VolcanoServer()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def place(hpcml: Hpcml, server: VolcanoServer, tmp_path: Path) -> Hpcml:
+    hpcml.write(
+        "site.yaml",
+        f"name: kube\nscheduler: volcano\npython: python3\nruns: {hpcml.folder}/runs\n"
+        f"volcano:\n  namespace: ml\n  kubeconfig: {server.kubeconfig(tmp_path)}\n"
+        f"  image: x\n  volumes: [{{path: {hpcml.folder}, claim: shared}}]\n",
+    )
+    hpcml.write(
+        "recipe.yaml",
+        "name: some\nkind: command\nsweep: {grid: {n: [0, 1, 2]}}\ncommand: {run: [echo]}\n",
+    )
+    return hpcml
+
+
+def test_from_the_preview_to_the_end(place: Hpcml, server: VolcanoServer) -> None:
+    shown = place("sweep", "recipe.yaml", "--site", "site.yaml", "--dry-run")
+    (job,) = yaml.safe_load_all(shown.stdout)
+    assert problems(job) == []
+    assert '# "$HPCML_PYTHON" -m hpcml.worker' in shown.stdout
+    assert "3 tasks, in 1 job of 3 pods together" in shown.stderr
+    assert server.calls == []
+    assert not (place.folder / "runs").exists()
+
+    done = place("sweep", "recipe.yaml", "--site", "site.yaml")
+    (name,) = server.jobs
+    assert name == job["metadata"]["name"]
+    assert f"submitted as {name}" in done.stdout
+    assert server.jobs[name]["spec"] == job["spec"]
+
+    again = place("sweep", "recipe.yaml", "--site", "site.yaml")
+    assert "3 done or queued before, 0 left to run" in again.stderr
+    assert list(server.jobs) == [name]
+
+    server.phase(name, "Running", running=1)
+    server.pod(f"{name}-task-0", name, "Running")
+    status = place("status", "some", "--root", "runs")
+    assert "3 pending" in status.stdout
+    assert "waits to be looked at by the scheduler" in status.stdout
+    no_logs = place("logs", "some", "1", "--root", "runs", code=2)
+    assert "waits to be looked at by the scheduler" in no_logs.stderr
+
+    place("cancel", "some", "--root", "runs")
+    assert server.jobs == {}
+    # The command given again is a submission of its own.
+    place("sweep", "recipe.yaml", "--site", "site.yaml")
+    assert list(server.jobs) == [name.replace("-1-0", "-2-0")]
+
+
+def test_a_server_that_refuses(place: Hpcml, server: VolcanoServer) -> None:
+    server.objects["queues"].clear()
+    refused = place("sweep", "recipe.yaml", "--site", "site.yaml", code=2)
+    assert "nothing is submitted" in refused.stderr
+    assert "unable to find job queue: default" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    checked = place("site", "check", "site.yaml", code=1)
+    assert "FAIL     queue default" in checked.stdout
+    assert "ok       server" in checked.stdout
+
+
+def test_stages_wait_for_the_command(place: Hpcml, server: VolcanoServer) -> None:
+    place.write(
+        "staged.yaml",
+        "name: two\nstages:\n"
+        "  one: {kind: command, command: {run: [echo]}}\n"
+        "  two: {needs: [one], kind: command, command: {run: [echo]}}\n",
+    )
+    said = place("sweep", "staged.yaml", "--site", "site.yaml").stderr
+    assert "two.two begins when two.one is done" in said
+    assert [job["metadata"]["annotations"]["hpcml-submission"] for job in server.jobs.values()] == [
+        "1"
+    ]
+    (run,) = (place.folder / "runs" / "two.one").iterdir()
+    ids = [line.split('"id":"')[1].split('"')[0] for line in (run / "cells.jsonl").open()]
+    (run / "cells" / ids[0]).mkdir()
+    (run / "cells" / ids[0] / "result.json").write_text("{}")
+    place("sweep", "staged.yaml", "--site", "site.yaml")
+    assert sorted(name.split("-")[1] for name in server.jobs) == ["one", "two"]
