@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hpcml.recipe import deepspeed
 from hpcml.recipe.cell import ABSENT, Entry, Row, Source, canonical_json
 from hpcml.recipe.expression import ExpressionError, Parameters, Template
 from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS, LAYOUT
@@ -212,6 +213,7 @@ class TrainCells(Source):
             has_model=train.model is not None,
             has_tokenizer=data.tokenizer is not None,
             packing=data.packing,
+            deepspeed=self._deepspeed(),
         )
         texts: dict[KeyPath, str] = {
             ("train", "data", "files", index): text for index, text in enumerate(data.files)
@@ -285,6 +287,23 @@ class TrainCells(Source):
         payload = self._common(None if self._constant else self._parameters(row), index)[1]
         return digest(f'{{"kind":"train","params":{{{params}}},"payload":{payload}}}')
 
+    def _deepspeed(self) -> Mapping[str, Any]:
+        """The recipe's own configuration of DeepSpeed."""
+        train = self._recipe.train
+        assert train is not None
+        path = ("train", "deepspeed")
+        if train.deepspeed is None:
+            return {}
+        if train.engine != "deepspeed":
+            self._problems.add(path, f"the engine is {train.engine}, so it would not be used")
+        if not isinstance(train.deepspeed, str):
+            return train.deepspeed
+        try:
+            return deepspeed.read(train.deepspeed, self._folder)
+        except ValueError as error:
+            self._problems.add(path, str(error))
+            return {}
+
     def _parameters(self, row: Row) -> dict[str, Any]:
         values = dict(self._resolved(row).values)
         for position, name, _ in self._alone:
@@ -308,6 +327,8 @@ class TrainCells(Source):
             suffix = f" (in the cell with {shown})" if shown else ""
             for name, message in error.mistakes:
                 path = self._places.get(name, ("params", name))
+                if name.startswith("train."):
+                    path = tuple(name.split("."))
                 self._problems.add(path, message + suffix)
             self._problems.raise_any()
             raise
@@ -353,6 +374,8 @@ class TrainCells(Source):
             "objective": recipe.objective.model_dump(),
             "env": {name: texts["env", name] for name in recipe.env},
         }
+        if self._setting.deepspeed:
+            common["deepspeed"] = dict(self._setting.deepspeed)
         result = common, canonical_json(common)
         if self._constant:
             self._shared = result

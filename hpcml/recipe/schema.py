@@ -248,9 +248,10 @@ class Data(Block):
 class Train(Block):
     """A training of a language model."""
 
-    engine: Literal["torch", "megatron"] = Field(
+    engine: Literal["torch", "deepspeed", "megatron"] = Field(
         default="torch",
-        description="What trains: `torch`, or `megatron`, with 3D parallelism (docs/megatron.md).",
+        description="What trains: `torch`; `deepspeed`, with ZeRO; or `megatron`, with 3D "
+        "parallelism. See docs/training.md and docs/megatron.md.",
     )
     model: Text | None = Field(
         default=None,
@@ -258,6 +259,11 @@ class Train(Block):
         "default a new model is made from the hyperparameters.",
     )
     data: Data = Field(description="What to train on.")
+    deepspeed: Text | dict[str, Any] | None = Field(
+        default=None,
+        description="For the engine `deepspeed`, what is put over the configuration that hpcml "
+        "makes from the hyperparameters: a mapping, or a JSON file relative to the recipe.",
+    )
 
 
 class InferInput(Block):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcml.layout import Layout, Shape
+from hpcml.recipe.deepspeed import contradictions
 from hpcml.recipe.hyperparameters import (
     ALIASES,
     ANY,
@@ -33,6 +34,7 @@ class Setting:
         has_model: a model is fine-tuned, not made.
         has_tokenizer: the tokenizer is given, not trained.
         packing: sequences are packed from several documents.
+        deepspeed: the recipe's own configuration of DeepSpeed.
     """
 
     engine: str
@@ -40,6 +42,7 @@ class Setting:
     has_model: bool = False
     has_tokenizer: bool = False
     packing: bool = True
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Contradiction(ValueError):
@@ -462,6 +465,10 @@ def _advice(layout: Layout, values: Values, given: Values, setting: Setting) -> 
 
 _CONFLICTING = (
     "bf16",
+    "fsdp",
+    "max_grad_norm",
+    "offload",
+    "zero_stage",
     "max_length",
     "sequence_parallel",
     "virtual_pipeline_stages",
@@ -508,6 +515,19 @@ def _conflicts(values: Values, given: Values, setting: Setting) -> list[tuple[st
                     "freeze needs one of num_frozen_layers and frozen_layers",
                 )
             )
+    if values.get("fsdp") and values["fp16"]:
+        mistakes.append(("fsdp", "it has no loss scaling, which fp16 needs; take bf16"))
+    needed = {"optimizer": (1, 2, 3), "all": (3,)}.get(values.get("offload") or "none", ())
+    if needed and values["zero_stage"] not in needed:
+        mistakes.append(
+            (
+                "offload",
+                f"{values['offload']} needs zero_stage {' or '.join(map(str, needed))}, and it is "
+                f"{values['zero_stage']}",
+            )
+        )
+    if setting.engine == "deepspeed":
+        mistakes += contradictions(setting.deepspeed, values)
     layers = values["num_hidden_layers"]
     if layers is not None:
         for name, top in (

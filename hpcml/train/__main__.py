@@ -12,6 +12,7 @@ from hpcml.worker.codes import AGAIN, OUT_OF_MEMORY
 
 _ENGINES = {
     "torch": ("hpcml.train.torch_engine", "torch, transformers, accelerate and peft"),
+    "deepspeed": ("hpcml.train.deepspeed_engine", "deepspeed besides what torch needs"),
     "megatron": ("hpcml.train.megatron.engine", "torch, transformers, megatron-core and psutil"),
 }
 """For each engine the module whose ``run`` trains a cell, and what has to be installed."""

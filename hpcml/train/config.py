@@ -114,6 +114,9 @@ class TrainingConfig:
     bf16: bool = False
     ddp_backend: str | None = None  # nccl with GPUs, gloo without
     gradient_checkpointing: bool = False
+    fsdp: bool = False
+    zero_stage: int = 2
+    offload: str = "none"
     data_parallel_size: int | None = None  # from the number of processes
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -178,6 +181,7 @@ class TrainingJob:
             ``save_steps`` it does not count.
         mtbf: mean seconds between two failures of the job.
         lead: seconds between the signal and the end of the job, or None if nobody knows.
+        deepspeed: what is to be put over DeepSpeed's configuration.
         metric, mode: the objective; ``mode`` is ``min`` or ``max``.
         data_root: where tokenized data lies.
         metrics: the file for metrics lines, or None.
@@ -199,6 +203,7 @@ class TrainingJob:
     interval: float | None = None
     mtbf: float = math.inf
     lead: float | None = None
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
     metric: str = "eval_loss"
     mode: str = "min"
     metrics: Path | None = None
@@ -284,6 +289,7 @@ class TrainingJob:
                 interval=None if interval == "auto" else float(interval),
                 mtbf=float(environment.get("HPCML_NODE_MTBF", "inf")) / max(nodes, 1),
                 lead=float(lead) if lead else None,
+                deepspeed=payload.get("deepspeed") or {},
                 metric=objective.get("metric", "eval_loss"),
                 mode=objective.get("mode", "min"),
                 data_root=Path(environment.get("HPCML_DATA_ROOT") or cell_dir / "data"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,9 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
 # -- weights on disk ----------------------------------------------------------------------------
 
 
-def save_weights(model: Any, config: TrainingConfig, folder: Path) -> None:
+def save_weights(
+    model: Any, config: TrainingConfig, folder: Path, added: dict[str, torch.Tensor] | None = None
+) -> None:
     """Write what a checkpoint needs of a model: all of it, or only what was added.
 
     Args:
@@ -189,35 +192,59 @@ def save_weights(model: Any, config: TrainingConfig, folder: Path) -> None:
         config: the method.
         folder: with ``full``, ``freeze`` and ``top`` it becomes a model folder, with ``lora`` and
             ``prompt_tuning`` an adapter folder of peft.
+        added: the weights that were added, by their names in the model, if they are not whole
+            there.
     """
     folder.mkdir(exist_ok=True)
-    if config.fine_tuning_method == "adapter":
-        save_file(_adapter_weights(model), folder / _ADAPTER)
+    method = config.fine_tuning_method
+    if method == "adapter":
+        save_file(
+            _adapter_weights(model.state_dict() if added is None else added), folder / _ADAPTER
+        )
         (folder / "adapter.json").write_text(json.dumps({"adapter_size": config.adapter_size}))
         return
-    model.save_pretrained(str(folder))
-    if config.fine_tuning_method in ADDED:
+    if method in ADDED:
+        model.save_pretrained(str(folder), state_dict=added)
         (folder / "README.md").unlink(missing_ok=True)
         return
+    model.save_pretrained(str(folder))
     # The Trainer turns the cache off, which is right for training only.
     settings = json.loads((folder / "config.json").read_text())
     settings["use_cache"] = True
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def load_weights(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Read what :func:`save_weights` wrote into a model that was prepared in the same way."""
+def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in a folder, by name; they are read when they are used."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights.update(load_file(file))
+    return weights
+
+
+def load_weights(
+    model: Any,
+    config: TrainingConfig,
+    folder: Path,
+    part: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole,
+) -> None:
+    """Read what :func:`save_weights` wrote into a model that was prepared in the same way.
+
+    Args:
+        model: gets the weights.
+        config: the method.
+        folder: with the weights.
+        part: gives what the model has of a whole weight.
+    """
     method = config.fine_tuning_method
+    weights = {name: part(whole) for name, whole in stored_weights(folder).items()}
     if method == "adapter":
-        model.load_state_dict(load_file(folder / _ADAPTER), strict=False)
+        model.load_state_dict(weights, strict=False)
     elif method in ADDED:
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+        set_peft_model_state_dict(model, weights)
     else:
-        weights: dict[str, torch.Tensor] = {}
-        for part in sorted(folder.glob("*.safetensors")):
-            weights.update(load_file(part))
         missing, unexpected = model.load_state_dict(weights, strict=False)
         # A matrix that is used twice is stored once.
         tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
@@ -225,9 +252,7 @@ def load_weights(model: Any, config: TrainingConfig, folder: Path) -> None:
             raise TrainingError(f"{folder} holds the weights of another model")
 
 
-def _adapter_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def _adapter_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {
-        name: weight.contiguous()
-        for name, weight in model.state_dict().items()
-        if ".mlp.adapter." in name
+        name: weight.contiguous() for name, weight in weights.items() if ".mlp.adapter." in name
     }

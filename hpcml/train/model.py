@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from hpcml.train.config import TrainingConfig, TrainingError
 
 
 def new_model(
-    config: TrainingConfig, vocab_size: int, special_tokens: dict[str, int | None]
+    config: TrainingConfig,
+    vocab_size: int,
+    special_tokens: dict[str, int | None],
+    weights: bool = True,
 ) -> PreTrainedModel:
     """A Llama with random weights, which depend on the configuration only.
 
@@ -23,12 +33,15 @@ def new_model(
         config: its shape, initialization and seed.
         vocab_size: rows of the embeddings.
         special_tokens: ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
+        weights: False draws none.
 
     Raises:
         TrainingError: the shape contradicts itself.
     """
-    model = LlamaForCausalLM(new_shape(config, vocab_size, special_tokens))
-    initialize(model, config)
+    shape = new_shape(config, vocab_size, special_tokens)
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    if weights:
+        initialize(model.named_parameters(), config)
     return model
 
 
@@ -62,12 +75,13 @@ def new_shape(
     )
 
 
-def load_model(folder: Path, max_length: int) -> PreTrainedModel:
+def load_model(folder: Path, max_length: int, weights: bool = True) -> PreTrainedModel:
     """The model of a folder, in single precision.
 
     Args:
         folder: as ``save_pretrained`` leaves it.
         max_length: tokens of a training sequence.
+        weights: False reads none.
 
     Raises:
         TrainingError: there is none, or it has fewer positions than ``max_length``.
@@ -75,7 +89,11 @@ def load_model(folder: Path, max_length: int) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise TrainingError(f"no model at {folder}: it has no config.json")
     try:
-        model = read_model(folder)
+        if weights:
+            model = read_model(folder)
+        else:
+            shape = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise TrainingError(f"{folder} holds no usable model: {first}") from error
@@ -103,10 +121,13 @@ def read_model(folder: Path, dtype: torch.dtype | str = torch.float32) -> PreTra
     return LlamaForCausalLM.from_pretrained(None, config=shape, state_dict=state, dtype=dtype)
 
 
-def initialize(model: nn.Module, config: TrainingConfig) -> None:
-    """Give a new model its first weights; biases become 0, norms stay as they are."""
+def initialize(named: Iterable[tuple[str, nn.Parameter]], config: TrainingConfig) -> None:
+    """Give parameters of a new model their first weights.
+
+    Biases become 0, norms stay as they are.
+    """
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named:
             if parameter.ndim == 2:
                 parameter.copy_(first_weights(name, tuple(parameter.shape), config))
             elif name.endswith(".bias"):

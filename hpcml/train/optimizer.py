@@ -37,7 +37,9 @@ def build_optimizer(
             continue
         depth_below_head = num_layers - _depth(name, num_layers)
         rate = config.learning_rate * config.layerwise_lr_decay**depth_below_head
-        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        # Of a parameter that DeepSpeed shares, the shape is empty.
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        decay = config.weight_decay if len(shape) >= 2 else 0.0
         group = groups.setdefault((rate, decay), {"params": [], "lr": rate, "weight_decay": decay})
         group["params"].append(parameter)
     if not groups:

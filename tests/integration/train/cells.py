@@ -77,6 +77,7 @@ def write_cell(
     objective: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
     engine: str = "torch",
+    deepspeed: Mapping[str, Any] | None = None,
 ) -> Path:
     """A cell's folder with its ``cell.json``; ``parameters`` go on top of ``TINY``."""
     cell_dir.mkdir(parents=True)
@@ -97,6 +98,7 @@ def write_cell(
         "checkpoint": {"interval": interval, "keep": keep},
         "objective": objective or {"metric": "eval_loss", "mode": "min"},
         "parameters": chosen,
+        "deepspeed": deepspeed or {},
     }
     cell = {"id": "tiny", "index": 0, "params": given or {}, "payload": payload}
     (cell_dir / "cell.json").write_text(json.dumps(cell))
@@ -123,9 +125,25 @@ def train(
     job = TrainingJob.load(cell_dir, {**environment(cell_dir, data_root), **(more or {})})
     if job.engine == "megatron":
         from hpcml.train.megatron import engine
+    elif job.engine == "deepspeed":
+        from hpcml.train import deepspeed_engine as engine
+
+        forget()
     else:
         from hpcml.train import torch_engine as engine
     return engine.run(job, StopAfter(stop_after))
+
+
+def forget() -> None:
+    """accelerate keeps the precision of a process's first training, and whose it was."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    unset_hf_deepspeed_config()
+    for name in ("ACCELERATE_USE_DEEPSPEED", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
 
 
 def start(

@@ -31,12 +31,8 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_state_between_trainings() -> Iterator[None]:
-    """accelerate keeps the precision of a process's first training."""
     yield
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    cells.forget()
 
 
 @pytest.fixture

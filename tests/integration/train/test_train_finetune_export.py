@@ -101,13 +101,13 @@ def test_added_weights_leave_the_model_untouched(
 ) -> None:
     import torch
 
-    from hpcml.train import finetune, torch_engine
+    from hpcml.train import finetune, trainer
     from hpcml.train.config import TrainingJob
     from hpcml.train.training_data import open_training_data
 
     cell = tune(method)
     job = TrainingJob.load(cell, cells.environment(cell, data_root))
-    model = torch_engine.build_model(job, open_training_data(job))
+    model = trainer.build_model(job, open_training_data(job))
     finetune.load_weights(model, job.config, cell / "checkpoints" / "step-12" / "model")
     before = weights(base_model)
     found = 0

@@ -44,6 +44,7 @@ ELSEWHERE = {
         "lora_alpha", "target_modules", "lora_dropout", "bias", "task_type", "adapter_size",
         "num_virtual_tokens",
     ),
+    "test_train_sharded.py": ("fsdp", "zero_stage", "offload"),
     "test_train_config.py": (
         "per_device_train_batch_size", "gradient_accumulation_steps", "data_parallel_size",
     ),
@@ -57,10 +58,15 @@ ELSEWHERE = {
 @pytest.fixture
 def run(make_cell: MakeCell, data_root: Path) -> Callable[..., Path]:
     """Train a cell with some parameters; returns its folder."""
+    return runner(make_cell, data_root)
+
+
+def runner(make_cell: MakeCell, data_root: Path, **fixed: Any) -> Callable[..., Path]:
+    """Train cells one after the other; ``fixed`` is the same for all."""
     numbers = itertools.count()
 
     def train(options: dict[str, Any] | None = None, **parameters: Any) -> Path:
-        cell = make_cell(f"cell{next(numbers)}", parameters=parameters, **(options or {}))
+        cell = make_cell(f"cell{next(numbers)}", parameters=parameters, **fixed, **(options or {}))
         assert cells.train(cell, data_root) == 0
         return cell
 
@@ -286,6 +292,15 @@ def ddp_backend(run: Run) -> None:
         Group.join(TrainingConfig(ddp_backend="nccl"))
         Group.join(TrainingConfig(ddp_backend="gloo"))
     assert [call.args[0] for call in init.call_args_list] == ["nccl", "gloo"]
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16", "early_stopping_patience", "fp16", "gradient_checkpointing", "max_grad_norm"]
+)
+def test_parameter_with_deepspeed(make_cell: MakeCell, data_root: Path, name: str) -> None:
+    """What DeepSpeed does in its own way; the rest is in test_train_sharded.py."""
+    pytest.importorskip("deepspeed", reason="the engine deepspeed is not installed")
+    TESTS[name](runner(make_cell, data_root, engine="deepspeed"))
 
 
 @pytest.mark.parametrize("name", sorted(set(TESTS)))

@@ -115,7 +115,7 @@ def test_names() -> None:
         ("zzzzz", "docs/hyperparameters.md"),
         ("num_gpus", "resources.gpus"),
         ("temperature", "torch would ignore it.*vllm, sglang, transformers"),
-        ("zero_stage", "none of this version"),
+        ("zero_stage", "engines that use it: deepspeed"),
     ):
         with pytest.raises(ValueError, match=part):
             canonical_name(name, "torch")
