@@ -183,8 +183,9 @@ def _finish(run: RunFolder, status: Status) -> int:
 def add_workers(plan: Plan, count: int) -> int:
     """Let ``count`` more workers share the cells of a run that goes on; returns the exit code."""
     from hpcml.cli.preview import describe
+    from hpcml.launch.cluster import PartlySubmitted
     from hpcml.launch.drive import only_driver
-    from hpcml.launch.submit import more_workers, settle, submit_to_slurm
+    from hpcml.launch.submit import more_workers, settle, submit_to_cluster
     from hpcml.runs.folder import RunFolder
 
     if not (plan.folder / "plan.json").exists():
@@ -198,8 +199,15 @@ def add_workers(plan: Plan, count: int) -> int:
     with only_driver(run) as lock:
         settle(run)
         click.echo(describe(submission), err=True)
-        jobs = submit_to_slurm(submission, run, lock) if submission.indices else []
-    click.echo(f"submitted as {', '.join(map(str, jobs))}" if jobs else "nothing is left to do")
+        if not submission.indices:
+            click.echo("nothing is left to do")
+            return 0
+        try:
+            jobs = submit_to_cluster(submission, run, lock)
+        except PartlySubmitted as error:
+            click.echo(f"hpcml: {error}", err=True)
+            return 1
+    _say_submitted(jobs)
     return 0
 
 
@@ -212,8 +220,7 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         next_submission,
         renew_plan,
         settle,
-        submit_to_slurm,
-        submit_to_volcano,
+        submit_to_cluster,
         wait_longer,
     )
 
@@ -221,8 +228,7 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         run = renew_plan(plan, run)
         for job in settle(run):
             click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
-        slurm = plan.site.scheduler == "slurm"
-        if plan.needs and slurm:
+        if plan.needs and plan.site.scheduler == "slurm":
             wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
         submission = next_submission(plan, code)
@@ -230,16 +236,17 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         if not submission.indices:
             return 0
         try:
-            if slurm:
-                jobs = [str(job) for job in submit_to_slurm(submission, run, lock)]
-            else:
-                jobs = submit_to_volcano(submission, run)
+            jobs = submit_to_cluster(submission, run, lock)
         except PartlySubmitted as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
+    _say_submitted(jobs)
+    return 0
+
+
+def _say_submitted(jobs: list[str]) -> None:
     more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
     click.echo(f"submitted as {', '.join(jobs[:_NAMED])}{more}")
-    return 0
 
 
 def _say_what_next(runs: list[RunFolder]) -> None:

@@ -191,6 +191,23 @@ def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
     return scheduler
 
 
+def submit_to_cluster(submission: Submission, run: RunFolder, lock: int) -> list[str]:
+    """Submit all tasks of a submission to the site's cluster; returns the jobs.
+
+    Args:
+        submission: the cells.
+        run: where they lie.
+        lock: the descriptor of the driver's lock.
+
+    Raises:
+        UserError: they cannot be rendered or written, or are refused as a whole.
+        PartlySubmitted: the scheduler refused a part.
+    """
+    if submission.plan.site.scheduler == "volcano":
+        return submit_to_volcano(submission, run)
+    return [str(job) for job in submit_to_slurm(submission, run, lock)]
+
+
 def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[int]:
     """Submit all tasks of a submission as arrays; returns the numbers of the jobs.
 

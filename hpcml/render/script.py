@@ -59,14 +59,18 @@ def render_script(submission: Submission) -> str:
     return text
 
 
-# Without these a script runs no cells, or every task the same ones: what reads the index, and what
-# starts the worker.
-_NEEDED = {"SLURM_ARRAY_TASK_ID": "task", "hpcml.worker": "start"}
+# Without these a script runs no cells, or every task the same ones: what reads the index, what
+# starts the worker, and with Volcano what goes on to the next task of a lane. By their blocks.
+_NEEDED = {
+    "local": {"start": "hpcml.worker"},
+    "slurm": {"task": "SLURM_ARRAY_TASK_ID", "start": "hpcml.worker"},
+    "volcano": {"task": "while :", "start": "hpcml.worker", "finish": 'exit "$result"'},
+}
 
 
 def _check_parts(text: str, site: Site) -> None:
-    for part, block in _NEEDED.items():
-        if part not in text and not (site.scheduler == "local" and block == "task"):
+    for block, part in _NEEDED[site.scheduler].items():
+        if part not in text:
             raise UserError(
                 f"{site.template}: the script has no {part}, so that its tasks would not run "
                 f"their cells; the block {block!r} must keep that of hpcml: {{{{ super() }}}}"

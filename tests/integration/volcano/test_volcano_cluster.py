@@ -205,7 +205,7 @@ def test_75_starts_a_gang_again(make: Make) -> None:
     def count() -> bool:
         job = run.cluster.job(name)
         assert job is not None
-        return int(job["status"].get("retryCount") or 0) >= 2
+        return int((job.get("status") or {}).get("retryCount") or 0) >= 2
 
     until(count)
     assert run.status().counts() == {"pending": 1}

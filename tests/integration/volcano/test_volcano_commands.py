@@ -98,3 +98,19 @@ def test_stages_wait_for_the_command(place: Hpcml, server: VolcanoServer) -> Non
     (run / "cells" / ids[0] / "result.json").write_text("{}")
     place("sweep", "staged.yaml", "--site", "site.yaml")
     assert sorted(name.split("-")[1] for name in server.jobs) == ["one", "two"]
+
+
+def test_more_workers_share_an_inference(place: Hpcml, server: VolcanoServer) -> None:
+    (place.folder / "model").mkdir()
+    place.write("model/config.json", '{"model_type": "llama"}')
+    place.write("rows.jsonl", '{"text": "a"}\n')
+    place.write(
+        "infer.yaml",
+        "name: answers\nkind: infer\n"
+        "infer: {model: model, input: {files: rows.jsonl}, prompt: '{{ text }}', workers: 2}\n",
+    )
+    begin = ("infer", "--batch", "infer.yaml", "--site", "site.yaml")
+    place(*begin)
+    assert "submitted as answers-" in place(*begin, "--more", "3").stdout
+    pods = [job["spec"]["tasks"][0]["replicas"] for job in server.jobs.values()]
+    assert pods == [2, 3]

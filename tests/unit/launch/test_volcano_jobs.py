@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -260,6 +261,12 @@ def test_where_the_server_is(
     assert Cluster({"namespace": "ml", "context": "here"}).jobs("a=b") == []
     with pytest.raises(VolcanoError, match="could not find"):
         Cluster({"namespace": "other"}).create({"metadata": {}})
+
+
+def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(VolcanoError, match=r"pip install 'hpcml\[volcano\]'"):
+        Cluster({"namespace": "ml"})
 
 
 def test_long_lists_come_in_pages(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,6 +369,18 @@ def test_a_template_of_a_site_is_checked_as_well(tmp_path: Path) -> None:
         assert str(template) in str(error.value) or template.name in str(error.value)
 
 
+@pytest.mark.parametrize("block", ["task", "start", "finish"])
+def test_a_script_of_a_site_keeps_what_runs_the_cells(tmp_path: Path, block: str) -> None:
+    template = tmp_path / "mine.sh.j2"
+    chosen = f'{{% extends "volcano/job.sh.j2" %}}\n{{% block {block} %}}'
+    template.write_text(chosen + "true{% endblock %}")
+    site = f"template: {template.name}\n"
+    with pytest.raises(UserError, match=f"the block '{block}' must keep"):
+        render_script(submission(tmp_path, site=site))
+    template.write_text(chosen + "{{ super() }}{% endblock %}")
+    assert "hpcml.worker" in render_script(submission(tmp_path, site=site))
+
+
 def test_rendering_twice_gives_the_same(tmp_path: Path) -> None:
     chosen = submission(tmp_path)
     assert [render_job(chosen, job) for job in chosen.jobs] == [
