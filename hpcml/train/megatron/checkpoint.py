@@ -19,7 +19,12 @@ from typing import Any
 import psutil  # noqa: F401  megatron-core needs it to save, and without it waits for ever
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    apply_factories,
+)
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import (
@@ -89,8 +94,16 @@ class Checkpointer:
         assert self._writing is None
         # Otherwise megatron-core starts a server for the answers, which a kill would leave behind.
         filesystem_async._results_queue = _Answer()
-        state = self._state(loading=False)
-        state["random"] = self._object("random", random_state())
+        weights = self._weights()
+        state = {
+            **weights,
+            "optimizer": optimizers.state_to_save(self._optimizer, weights),
+            "random": self._object("random", random_state()),
+        }
+        apply_factories(state)
+        for each in nested_values(state):
+            if isinstance(each, ShardedTensor) and each.data.device.type == "cpu":
+                each.data = alone(each.data)
         request = dist_checkpointing.save(
             state,
             str(folder),
@@ -141,7 +154,13 @@ class Checkpointer:
                 not, the generators of random numbers are left alone.
         """
         optimizers.prepare_to_load(self._optimizer)
-        state = self._state(loading=True)
+        weights = self._weights()
+        state = {
+            **weights,
+            "optimizer": self._optimizer.sharded_state_dict(
+                weights, is_loading=True, metadata={**_FORMAT}
+            ),
+        }
         if same_layout:
             state["random"] = self._object("random", None)
         loaded = self._read(state, folder)
@@ -180,14 +199,6 @@ class Checkpointer:
             for name, part in self._named_parts()
         }
 
-    def _state(self, loading: bool) -> dict[str, Any]:
-        weights = self._weights()
-        with optimizers.without_gaps(self._optimizer):
-            optimizer = self._optimizer.sharded_state_dict(
-                weights, is_loading=loading, metadata={**_FORMAT}
-            )
-        return {**weights, "optimizer": optimizer}
-
     def _object(self, key: str, value: Any) -> ShardedObject:
         """Something that each process has of its own."""
         return ShardedObject(key, value, (self._processes,), (self._rank,))
@@ -208,6 +219,17 @@ def set_random_state(state: dict[str, Any]) -> None:
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that is part of no larger one.
+
+    megatron-core copies parts before it writes them. On a CPU the process that writes has its own
+    view of the memory, as it was when it was forked, so there is no need to.
+    """
+    tensor = tensor.detach().contiguous()
+    as_numpy = tensor.view(torch.int16) if tensor.itemsize == 2 else tensor
+    return torch.from_numpy(as_numpy.numpy()).view(tensor.dtype)
 
 
 def _copies() -> torch.distributed.ProcessGroup:

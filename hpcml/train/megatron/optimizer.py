@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import (
     USING_PYTORCH_OPTIMIZER,
@@ -144,31 +149,80 @@ def _keep_step(optimizer: DistributedOptimizer) -> None:
     optimizer._set_main_param_and_optimizer_states = with_step
 
 
-@contextlib.contextmanager
-def without_gaps(optimizer: ChainedOptimizer) -> Iterator[None]:
-    """Where parameters lie in the state that is gathered for a checkpoint.
+def state_to_save(optimizer: ChainedOptimizer, weights: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's state for a checkpoint: of each parameter what this process has, in place.
 
-    The buffer of a part of the model is divided into buckets, filled up to a multiple of the
-    copies, so that there may be gaps between them. megatron-core gathers the state without the
-    gaps, but then looks for each parameter as if they were there; what it finds is of others.
-    (A tied embedding has a bucket of its own, so this needs no large model.)
+    megatron-core would gather the state of all copies of the model first, which takes time and
+    memory, and would mistake parameters for each other: it gathers without the gaps that fill up
+    buffers, but then looks for each parameter as if they were there. (A tied embedding has a buffer
+    of its own, so it takes no large model to have such gaps.) What is read is the same.
+
+    Args:
+        optimizer: of the parts of the model.
+        weights: the parts' ``sharded_state_dict``, which says where each parameter belongs.
     """
-    maps = [
-        (buffer, buffer.param_index_map)
-        for inner in optimizer.chained_optimizers
-        if isinstance(inner, DistributedOptimizer) and not inner.is_stub_optimizer
-        for buffer in inner.buffers
-    ]
-    try:
-        for buffer, places in maps:
-            before = [0]
-            for bucket in buffer.buckets:
-                before.append(before[-1] + bucket.grad_data.numel() - bucket.numel_unpadded)
-            buffer.param_index_map = {
-                parameter: (start - before[bucket], end - before[bucket], bucket)
-                for parameter, (start, end, bucket) in places.items()
-            }
-        yield
-    finally:
-        for buffer, places in maps:
-            buffer.param_index_map = places
+    (inner,) = optimizer.chained_optimizers
+    if not isinstance(inner, DistributedOptimizer):
+        state: dict[str, Any] = inner.sharded_state_dict(weights)
+        return state
+    described = {
+        id(each.data): each
+        for each in nested_values(extract_sharded_tensors_and_factories(weights)[0])
+    }
+    pieces: list[ShardedTensor] = []
+    for buffer in inner.gbuf_ranges:
+        for bucket in itertools.chain.from_iterable(buffer.values()):
+            for parameter, places in bucket["param_map"].items():
+                whole = described[id(parameter)]
+                state = inner._get_main_param_and_optimizer_states(parameter)
+                for name in ("param", "exp_avg", "exp_avg_sq"):
+                    key = f"optimizer.state.{name}.{whole.key}"
+                    pieces += cut(whole, state[name], places["param"].start, key)
+    return {
+        **inner.state_dict(),
+        "param_state": dict(enumerate(pieces)),
+        "param_state_sharding_type": "fully_reshardable",
+    }
+
+
+def cut(
+    whole: ShardedTensor | ShardedTensorFactory, values: torch.Tensor, start: int, key: str
+) -> Iterator[ShardedTensor]:
+    """A stretch of a parameter, as the rectangles of the matrix that it consists of.
+
+    Args:
+        whole: where the parameter belongs.
+        values: of the stretch. Shape (elements,).
+        start: its first element in the flat parameter.
+        key: of the whole in the checkpoint.
+    """
+    parts = whole.build() if isinstance(whole, ShardedTensorFactory) else [whole]
+    for part in parts:  # one after the other, by rows
+        size, width = math.prod(part.local_shape), math.prod(part.local_shape[1:])
+        place, end = max(start, 0), min(start + len(values), size)
+        while place < end:
+            row, column = divmod(place, width)
+            if column or end - place < width:
+                rows, columns = 1, min(width - column, end - place)
+            else:
+                rows, columns = (end - place) // width, width
+            shape = (rows, columns) if len(part.local_shape) == 2 else (rows,)
+            corner = (row, column)[: len(shape)]
+            data = values[place - start : place - start + rows * columns]
+            before = part.prepend_axis_num
+            yield ShardedTensor(
+                key,
+                data.view((1,) * before + shape),
+                data.dtype,
+                (1,) * before + shape,
+                part.global_shape,
+                (
+                    *part.global_offset[:before],
+                    *map(operator.add, part.global_offset[before:], corner),
+                ),
+                None,
+                replica_id=(*part.replica_id[:2], 0),
+                allow_shape_mismatch=part.allow_shape_mismatch,
+            )
+            place += rows * columns
+        start -= size
