@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class CheckpointStore:
         self._belongs_to = dict(belongs_to)
         self._events = events
         self._keep = max(keep, 1)
+        self._removals: list[threading.Thread] = []
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -101,6 +103,7 @@ class CheckpointStore:
             with self._explained(writing):
                 yield writing.folder
             self.publish(writing, best)
+            self.settle()
         finally:
             self.abandon(writing)
 
@@ -110,6 +113,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: the disk is full.
         """
+        self.settle()
         writing = Writing(step, self.folder / f".writing-{step}-{os.getpid()}", time.monotonic())
         with self._explained(writing):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,13 +122,19 @@ class CheckpointStore:
         return writing
 
     def publish(self, writing: Writing, best: bool = False) -> None:
-        """Make what was written a checkpoint.
+        """Make what was written a checkpoint; those that it replaces are removed meanwhile.
 
         Raises:
             CheckpointError: the disk is full.
         """
         with self._explained(writing):
             self._publish(writing.folder, writing.step, best, writing.started)
+
+    def settle(self) -> None:
+        """Wait until what newer checkpoints replaced is removed."""
+        for removal in self._removals:
+            removal.join()
+        self._removals.clear()
 
     def abandon(self, writing: Writing) -> None:
         """Remove what was written, if it was not published."""
@@ -183,7 +193,10 @@ class CheckpointStore:
         removing = path.with_name(f".removing-{path.name}")
         shutil.rmtree(removing, ignore_errors=True)
         path.rename(removing)
-        shutil.rmtree(removing, ignore_errors=True)
+        # A large one takes long to remove, and nobody has to wait for that.
+        removal = threading.Thread(target=shutil.rmtree, args=(removing, True))
+        removal.start()
+        self._removals.append(removal)
 
     def _point(self, pointer: str, step: int) -> None:
         temporary = self.folder / f".{pointer}-{os.getpid()}"

@@ -383,6 +383,7 @@ class Course:
             if self.group.first:
                 self.store.abandon(writing)
         if wait:
+            self.store.settle()
             # Nobody leaves before it is published.
             self.group.wait()
         seconds = time.perf_counter() - begun
