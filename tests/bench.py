@@ -6,12 +6,14 @@ drifts does not favour one side. Figures are medians.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import operator
 import os
 import platform
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -389,6 +391,69 @@ def start(folder: Path) -> Iterator[Row]:
     )
 
 
+def megatron(folder: Path) -> Iterator[Row]:
+    """The engine megatron against a bare loop over megatron-core, in as many processes."""
+    data = folder / "runs" / ".data"
+
+    def run(what: str, processes: int) -> dict[str, float]:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            port = str(server.getsockname()[1])
+        ranks = []
+        for rank in range(processes):
+            several = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            }  # fmt: skip
+            script = str(REPOSITORY / "tests" / "bench_megatron.py")
+            ranks.append(
+                subprocess.Popen(
+                    [PYTHON, script, what, str(data), str(processes), str(time.time())],
+                    cwd=folder,
+                    env={**ENVIRONMENT, **(several if processes > 1 else {})},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        outputs = [process.communicate()[0] for process in ranks]
+        found: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
+        return found
+
+    def compared(name: str, processes: int, rounds: int) -> tuple[float, float, float]:
+        pairs = [(run("mine", processes), run("bare", processes)) for _ in range(rounds)]
+        own, plain = ([pair[side][name] for pair in pairs] for side in (0, 1))
+        ratios = [mine / bare for mine, bare in zip(own, plain, strict=True)]
+        return statistics.median(own), statistics.median(plain), statistics.median(ratios)
+
+    for processes in (1, 2):
+        own, bare, ratio = compared("step", processes, 5)
+        where = "in one process" if processes == 1 else "of two tensor-parallel processes"
+        yield Row(
+            f"a step of megatron {where}, against a bare loop's",
+            f"{own * 1e3:.1f} ms, {bare * 1e3:.1f} ms: {ratio:.3f}x",
+            "at most 1.02x",
+        )
+    own, bare, ratio = compared("started", 1, 3)
+    yield Row(
+        "from the start of megatron to its first step, against a bare loop's",
+        f"{own:.1f} s, {bare:.1f} s: {ratio:.2f}x",
+        "at most 1.1x",
+    )
+    found = run("mine", 1)
+    yield Row(
+        "part of a step of megatron that reading the data takes",
+        f"{found['reading'] / found['step']:.2%}",
+        "printed only",
+    )
+    found = run("save", 1)
+    yield Row(
+        "a checkpoint of megatron in the background holds up, against one that is waited for",
+        f"{found['held']:.2f} s, {found['whole']:.2f} s: {found['held'] / found['whole']:.1%}",
+        "below 10%",
+    )
+
+
 def main() -> None:
     """Run everything and print the table."""
     print(
@@ -398,6 +463,8 @@ def main() -> None:
     parts: list[Callable[[Path], Iterator[Row]]] = [command_line, overhead, training, loading]
     if shutil.which("sinfo") and not subprocess.run(["sinfo"], capture_output=True).returncode:
         parts += [slurm, start]
+    if importlib.util.find_spec("megatron"):
+        parts.append(megatron)
     with tempfile.TemporaryDirectory(prefix="hpcml-bench-") as name:
         for part in parts:
             for row in part(Path(name)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import cells
-import numpy as np
 import pytest
 
 from hpcml.train.config import TrainingError
@@ -58,7 +60,8 @@ def test_a_later_stage_goes_on_from_a_checkpoint_of_megatron(
         for number, model in enumerate((checkpoint, folder))
     ]
     for cell in tuned:
-        assert cells.train(cell, data_root) == 0
+        # In a process of its own, as each training has it.
+        assert cells.start(cell, data_root).wait() == 0
         assert_same_curve(tuned[0], cell)
     # The first evaluation there is better than one of a new model.
     assert curve(tuned[0])[5]["eval_loss"] < curve(trained)[5]["eval_loss"]
@@ -78,26 +81,41 @@ def test_another_model_is_noticed(make_cell: MakeCell, data_root: Path, trained:
         cells.train(cell, data_root)
 
 
+LOSS = """
+import sys
+import numpy as np
+import torch
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from hpcml.data.dataset import PackedSamples, TokenFile
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+samples = PackedSamples(TokenFile(Path(sys.argv[2])), 16)
+inputs, labels = map(torch.from_numpy, samples.batch(np.arange(len(samples))))
+with torch.no_grad():
+    logits = model(input_ids=inputs).logits
+print(float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())))
+"""
+
+
 def test_the_exported_model_is_the_one_that_was_evaluated(
     data_root: Path, trained: Path, tmp_path: Path
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from hpcml.data.dataset import PackedSamples, TokenFile
     from hpcml.train.config import TrainingJob
     from hpcml.train.export import export
     from hpcml.train.training_data import open_training_data
 
-    model = AutoModelForCausalLM.from_pretrained(export(trained, tmp_path / "model"))
+    folder = export(trained, tmp_path / "model")
     job = TrainingJob.load(trained, cells.environment(trained, data_root))
-    samples = PackedSamples(TokenFile(open_training_data(job).folder / "eval.arrow"), 16)
-
-    inputs, labels = map(torch.from_numpy, samples.batch(np.arange(len(samples))))
-    with torch.no_grad():
-        logits = model(input_ids=inputs).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    assert float(loss) == pytest.approx(curve(trained)[12]["eval_loss"], rel=1e-6)
+    held_out = open_training_data(job).folder / "eval.arrow"
+    found = subprocess.run(
+        [sys.executable, "-c", LOSS, str(folder), str(held_out)],
+        env={**os.environ, "PYTHONPATH": str(cells.ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert float(found.stdout) == pytest.approx(curve(trained)[12]["eval_loss"], rel=1e-6)
 
 
 def test_half_precision_is_exported_as_it_was_trained(
