@@ -68,9 +68,10 @@ for name in $(compgen -e); do
 done
 exec "$@"
 '
-# One worker per node. srun does not inherit cpus-per-task since Slurm 22.05.
+# One worker per node. srun does not inherit cpus-per-task since Slurm 22.05. When a worker has died,
+# the first one waits a minute for its report; srun must not end it before.
 srun --nodes=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  --kill-on-bad-exit=0 --wait=60 \
+  --kill-on-bad-exit=0 --wait=120 \
 bash -c "$enter" bash \
   singularity exec --nv --pwd '/srv/the runs/golden/01234567' \
   --bind /scratch \

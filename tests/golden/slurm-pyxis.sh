@@ -54,9 +54,10 @@ HPCML_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 HPCML_LAUNCH=$(date +%s.%N)
 export HPCML_MASTER_ADDR HPCML_LAUNCH
 
-# One worker per node. srun does not inherit cpus-per-task since Slurm 22.05.
+# One worker per node. srun does not inherit cpus-per-task since Slurm 22.05. When a worker has died,
+# the first one waits a minute for its report; srun must not end it before.
 srun --nodes=1 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  --kill-on-bad-exit=0 --wait=60 \
+  --kill-on-bad-exit=0 --wait=120 \
   '--container-image=nvcr.io#nvidia/pytorch:25.06-py3' \
   --container-mounts=/raid/data:/data:ro,/srv/runs:/srv/runs \
   --container-workdir=/srv/runs/golden/01234567 \

@@ -258,6 +258,10 @@ def metrics(hpcml: Hpcml) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def has_double(numbers: list[int]) -> bool:
+    return len(numbers) > len(set(numbers))
+
+
 def processes_of(folder: Path) -> list[str]:
     """Processes that belong to a run in ``folder``, by their command line or environment."""
     found = []
@@ -332,7 +336,8 @@ def test_term_saves_on_all_nodes(hpcml: Hpcml, image: Path, slurm_cluster: Slurm
     slurm_site(hpcml)
     path = recipe(hpcml, image, ["python3", "descent.py", "400", "0.1"], resources={"nodes": 2})
     sweep(hpcml, path)
-    wait_until(lambda: metrics(hpcml), 60)
+    # Both ranks are at work where a step comes twice.
+    wait_until(lambda: has_double([line["step"] for line in metrics(hpcml)]), 120)
     journal = (hpcml.run_folder() / "submissions.jsonl").read_text().splitlines()
     (job,) = [json.loads(line)["job"] for line in journal if '"submitted"' in line]
     slurm_cluster.run("scancel", "--batch", "--signal=TERM", f"{job}_0")

@@ -20,7 +20,7 @@ told = {"argv": sys.argv[1:], "env": dict(os.environ), "host": os.uname().nodena
 sys.exit(sys.argv[1:2] == ["fail"])
 """
 
-# Waits to be asked to stop, and saves who asked; the second time it finds that and is done.
+# Waits to be asked to stop, and saves who asked; the second time there is nothing to do.
 RANKS = """
 import os, pathlib, signal, sys, time
 cell = pathlib.Path(os.environ["HPCML_CELL_DIR"])
@@ -29,7 +29,7 @@ asked = []
 for name in ("USR1", "TERM"):
     signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: asked.append(name))
 (cell / f"began.{os.environ['RANK']}").touch()
-while not saved.exists():
+while os.environ["HPCML_ATTEMPT"] == "1":
     time.sleep(0.1)
     if asked:
         saved.write_text(asked[0])
@@ -113,7 +113,10 @@ def test_ranks_on_two_nodes(login: LoginNode) -> None:
     assert {rank["env"]["OMP_NUM_THREADS"] for rank in ranks} == {"3"}
     # Slurm 22.05 and later does not hand it on to steps by itself.
     assert {rank["env"]["SLURM_CPUS_PER_TASK"] for rank in ranks} == {"6"}
-    assert {rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1"}
+    # Those of its node, which may not be its only job's.
+    devices = [rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in ranks]
+    assert [len(visible.split(",")) for visible in devices] == [2] * 4
+    assert (devices[0], devices[2]) == (devices[1], devices[3])
 
 
 def test_a_signal_reaches_the_ranks_of_both_nodes(login: LoginNode) -> None:
@@ -129,4 +132,26 @@ def test_a_signal_reaches_the_ranks_of_both_nodes(login: LoginNode) -> None:
     (cell,) = login.cell_dirs()
     assert {file.read_text() for file in cell.glob("saved.*")} == {"USR1"}
     assert len(list(cell.glob("saved.*"))) == 4
+    assert [end["cause"] for end in login.events("ended")[cell.name]] == ["stopped", "done"]
+
+
+def test_a_signal_before_the_second_node_is_there(login: LoginNode) -> None:
+    """Its worker has not begun, and dies of it. The first one does not wait for ever."""
+    login.write("train.py", RANKS)
+    slow = login.write(
+        "python",
+        "#!/bin/sh\n"
+        f'if [ "$SLURM_NODEID" = 1 ] && mkdir {login.folder}/once 2>/dev/null; then sleep 300; fi\n'
+        f'exec {sys.executable} "$@"\n',
+    )
+    slow.chmod(0o755)
+    site = login.folder / "site_configs" / "cluster.yaml"
+    site.write_text(site.read_text() + f"python: {slow}\n")
+    recipe = login.recipe("late", [sys.executable, "train.py"], [1], resources={"nodes": 2})
+    login("sweep", recipe)
+    began = login.folder / "once"
+    wait_until(lambda: began.exists() and list(login.folder.glob("runs/late/*/cells/*/began.0")))
+    login.cluster.run("scancel", "--batch", "--signal=USR1", f"{login.jobs()[0]}_0")
+    wait_until(lambda: login.states() == ["done"], 240)
+    (cell,) = login.cell_dirs()
     assert [end["cause"] for end in login.events("ended")[cell.name]] == ["stopped", "done"]
