@@ -16,7 +16,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help demo demo-infer test lint docs bench slurm slurm-stop clean
+.PHONY: help demo demo-infer demo-infer-best test lint docs bench slurm slurm-stop clean
 .DELETE_ON_ERROR:
 
 help:
@@ -70,6 +70,15 @@ demo-infer: models/smollm2
 	@$(BIN)/hpcml infer --batch recipes/infer_demo.yaml
 	@$(BIN)/hpcml results infer_demo
 
+# The best model of the demo's sweep continues 2,000 beginnings of functions.
+models/lr_sweep_best: demo
+	@test -d $@ || $(BIN)/hpcml export lr_sweep best $@
+
+demo-infer-best: models/lr_sweep_best
+	@$(BIN)/python recipes/beginnings.py recipes/beginnings.jsonl
+	@echo "== hpcml infer --batch recipes/infer_sweep_best.yaml"
+	@$(BIN)/hpcml infer --batch recipes/infer_sweep_best.yaml
+
 lint: .venv/test
 	@echo "== ruff, mypy, the generated pages"
 	@$(BIN)/ruff check .
@@ -85,7 +94,7 @@ test: lint .venv-vllm/made
 docs: .venv/test
 	@$(BIN)/python docs/generate.py
 
-bench: .venv/test
+bench: .venv/test .venv-vllm/made
 	@$(BIN)/python tests/bench.py
 
 slurm:

@@ -31,6 +31,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "
 ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
 CLUSTER = REPOSITORY / "tests/cluster/slurm"
 
+VLLM_PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
+VLLM_ENVIRONMENT = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+VLLM_OPTIONS = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 16}
+
 SEQUENCES, LENGTH, STEPS, WARM = 8, 128, 120, 20
 
 
@@ -229,6 +233,96 @@ def loading(folder: Path) -> Iterator[Row]:
     ]
     speed = statistics.median(speeds)
     yield Row("loading tokens, one core", f"{speed / 1e6:.0f} million/s", "above 5 million/s")
+
+
+def inference(folder: Path) -> Iterator[Row]:
+    """Batch inference against vLLM by itself, on CPUs, with a small random model."""
+    sys.path.append(str(REPOSITORY))
+    from tests.infer_models import make_model
+
+    make_model(folder / "model", width=384, layers=6)
+
+    def measure(kind: str, python: str | Path = VLLM_PYTHON) -> float:
+        result = subprocess.run(
+            [python, REPOSITORY / "tests" / "bench_inference.py", kind, folder],
+            env=VLLM_ENVIRONMENT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return float(result.stdout.splitlines()[-1])
+
+    own, bare, ratio = paired(lambda: measure("hpcml"), lambda: measure("plain"), 5)
+    yield Row(
+        "tokens/s of an inference with vLLM, against `LLM.generate`",
+        f"{own:,.0f}, {bare:,.0f}: {ratio:.3f}x",
+        "at least 0.97x",
+    )
+    own, bare, ratio = paired(lambda: measure("ordered"), lambda: measure("unordered"), 3)
+    yield Row(
+        "50 beginnings of 400 tokens, against the order of the input",
+        f"{own:,.0f}, {bare:,.0f}: {ratio:.2f}x",
+        "at least 1.5x",
+    )
+    own, bare, ratio = paired(lambda: whole_inference(folder), lambda: run_batch(folder), 3)
+    yield Row(
+        "`hpcml infer` from start to end, and `vllm run-batch`, on the same file",
+        f"{own:.1f} s, {bare:.1f} s: {ratio:.2f}x",
+        "",
+    )
+    speed = statistics.median(measure("merge", PYTHON) for _ in range(3))
+    yield Row("merging answers that are not in order", f"{speed:,.0f} rows/s", "above 500,000")
+
+
+def batch_file(folder: Path) -> Path:
+    """Questions for the chat endpoint, in the format of OpenAI."""
+    path = folder / "batch.jsonl"
+    lines = []
+    for number in range(200):
+        messages = [{"role": "user", "content": f"{number}: what is the capital of a river?"}]
+        body = {"model": "m", "messages": messages, "max_tokens": 32, "temperature": 0}
+        line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions"}
+        lines.append(json.dumps({**line, "body": body}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def whole_inference(folder: Path) -> float:
+    """Seconds of `hpcml infer` for a batch file."""
+    arguments = {**VLLM_OPTIONS, "enforce_eager": True, "kv_cache_memory_bytes": 2**27}
+    recipe = {
+        "name": "batch",
+        "kind": "infer",
+        "params": {"temperature": 0},
+        "infer": {
+            "engine": "vllm",
+            "model": str(folder / "model"),
+            "input": {"files": str(batch_file(folder)), "format": "openai"},
+            "output": {"format": "openai"},
+            "engine_args": arguments,
+        },
+    }
+    (folder / "batch.yaml").write_text(json.dumps(recipe))
+    (folder / "vllm.yaml").write_text(f"name: v\nscheduler: local\npython: {VLLM_PYTHON}\n")
+    shutil.rmtree(folder / "runs" / "batch", ignore_errors=True)
+    command = [PYTHON, "-m", "hpcml", "infer", "--batch", "batch.yaml", "--site", "vllm.yaml"]
+    begun = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=VLLM_ENVIRONMENT, check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def run_batch(folder: Path) -> float:
+    """Seconds of vLLM's own program for the same file."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in VLLM_OPTIONS.items()]
+    command = [
+        *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.run_batch"),
+        *("-i", str(batch_file(folder)), "-o", str(folder / "answers.jsonl")),
+        *("--model", str(folder / "model"), "--served-model-name", "m"),
+        *("--enforce-eager", "--kv-cache-memory-bytes=134217728", *options),
+    ]
+    begun = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=VLLM_ENVIRONMENT, check=True, capture_output=True)
+    return time.perf_counter() - begun
 
 
 SUBMITIT = """
@@ -461,6 +555,8 @@ def main() -> None:
         f"Python {platform.python_version()}\n\n| what | measured | wanted |\n|---|---|---|"
     )
     parts: list[Callable[[Path], Iterator[Row]]] = [command_line, overhead, training, loading]
+    if VLLM_PYTHON.exists():
+        parts.append(inference)
     if shutil.which("sinfo") and not subprocess.run(["sinfo"], capture_output=True).returncode:
         parts += [slurm, start]
     if importlib.util.find_spec("megatron"):

@@ -12,8 +12,10 @@ CHAT_TEMPLATE = (
 _SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
-def make_model(folder: Path, seed: int = 0, positions: int = 512) -> Path:
-    """A Llama of 0.2 M random parameters and a tokenizer of 600 tokens."""
+def make_model(
+    folder: Path, seed: int = 0, positions: int = 512, width: int = 64, layers: int = 2
+) -> Path:
+    """A Llama of 0.2 M random parameters, or wider, and a tokenizer of 600 tokens."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -42,9 +44,9 @@ def make_model(folder: Path, seed: int = 0, positions: int = 512) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(fast),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=positions,

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ class Shard:
         new = [answer for answer in answers if answer.row not in self._answers]
         lines = []
         for answer in new:
-            record = asdict(answer)
+            record = dict(vars(answer))
             self._answers[answer.row] = record
             lines.append(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
         if lines:
