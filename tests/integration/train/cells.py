@@ -209,7 +209,6 @@ def train_in_turn(folder: Path, data_root: Path, jobs: Sequence[Job]) -> list[li
         {
             **job._asdict(),
             "cell": str(job.cell),
-            "port": free_port(),
             "data_root": str(data_root),
         }
         for job in jobs

@@ -1,7 +1,7 @@
 """One rank of several trainings, one after the other: starting processes takes the longest.
 
 ``python ranks.py JOBS RANK``; JOBS is a JSON file with, for each training, the cell's folder, how
-many processes train it (the others wait for the next one), their port, after how many steps they
+many processes train it (the others wait for the next one), after how many steps they
 are asked to stop, and parameters that are not the cell's own, as a submission may have. The exit
 codes are left beside JOBS.
 """
@@ -26,7 +26,7 @@ def main(jobs: Path, rank: int) -> None:
 
     torch.set_num_threads(1)
     codes = []
-    for job in json.loads(jobs.read_text()):
+    for number, job in enumerate(json.loads(jobs.read_text())):
         if rank >= job["processes"]:
             codes.append(0)
             continue
@@ -34,9 +34,13 @@ def main(jobs: Path, rank: int) -> None:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(job["processes"]),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(job["port"]),
         }
+        if job["processes"] > 1:
+            # They meet in a file: a port that is free now may be taken when its turn comes.
+            meeting = jobs.with_name(f"meeting.{number}").absolute()
+            dist.init_process_group(
+                "gloo", f"file://{meeting}", rank=rank, world_size=job["processes"]
+            )
         cell = Path(job["cell"])
         training = TrainingJob.load(cell, cells.environment(cell, Path(job["data_root"])))
         config = dataclasses.replace(training.config, **job["parameters"])
