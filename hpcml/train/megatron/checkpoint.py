@@ -7,6 +7,7 @@ on; a process of another layout reads from them just what it needs.
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import queue
 import signal
@@ -113,7 +114,7 @@ class Checkpointer:
         )
         self._validated = True
         if request.async_fn is not None:
-            write = partial(_write, request.async_fn, folder, self._rank)
+            write = partial(_write, os.getpid(), request.async_fn, folder, self._rank)
             request = request._replace(async_fn=write)
         caller = TemporalAsyncCaller()
         caller.schedule_async_call(request)
@@ -255,12 +256,23 @@ class _Answer:
             raise queue.Empty from None
 
 
-def _write(write: Callable[..., None], folder: Path, rank: int, *arguments: Any) -> None:
+def _write(
+    training: int, write: Callable[..., None], folder: Path, rank: int, *arguments: Any
+) -> None:
     """Write, in a process of its own, and leave the digests of what was written."""
-    # A training that was killed is not to be written any more.
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    # A training that was killed is not to be written any more. megatron-core starts more processes
+    # from here, and the request to die does not pass on to them.
+    _die_with(training)
+    os.register_at_fork(after_in_child=partial(_die_with, os.getpid()))
     write(*arguments)
     write_digests(folder, f"{rank}", sorted(folder.glob(f"__{rank}_*")))
+
+
+def _die_with(parent: int) -> None:
+    """Let this process end when its parent does, which it may have done already."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _failure(error: CheckpointException) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -221,6 +222,17 @@ def losses(cell: Path) -> int:
     return path.read_bytes().count(b'"loss"') if path.exists() else 0
 
 
+def processes_of(cell: Path) -> list[str]:
+    """The processes that were started for a cell, or by those."""
+    mark = f"HPCML_CELL_DIR={cell}".encode()
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(environment.parent.name)
+    return found
+
+
 def test_kills_at_any_moment_cost_nothing_but_time(
     make_cell: MakeCell, data_root: Path, tmp_path: Path
 ) -> None:
@@ -250,6 +262,10 @@ def test_kills_at_any_moment_cost_nothing_but_time(
             for rank in ranks:
                 rank.kill()
                 rank.wait()
+        end = time.monotonic() + SECONDS
+        while left := processes_of(cell):
+            assert time.monotonic() < end, f"processes that write outlive the training: {left}"
+            time.sleep(0.01)
     for folder in (whole, cell):
         assert [rank.wait(SECONDS) for rank in start(folder)] == [0, 0]
     assert not list(checkpoints.glob(".*"))
