@@ -16,11 +16,12 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from hpcml.worker.flush import flush_folder, flush_tree
+from hpcml.worker.flush import flush_file, flush_folder, flush_tree
 from hpcml.worker.metrics import append_line
 
 MANIFEST = "manifest.json"
@@ -100,7 +101,7 @@ class CheckpointStore:
         """
         writing = self.begin(step)
         try:
-            with self._explained(writing):
+            with self.explained(step):
                 yield writing.folder
             self.publish(writing, best)
             self.settle()
@@ -115,7 +116,7 @@ class CheckpointStore:
         """
         self.settle()
         writing = Writing(step, self.folder / f".writing-{step}-{os.getpid()}", time.monotonic())
-        with self._explained(writing):
+        with self.explained(step):
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(writing.folder, ignore_errors=True)
             writing.folder.mkdir()
@@ -127,7 +128,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: the disk is full.
         """
-        with self._explained(writing):
+        with self.explained(writing.step):
             self._publish(writing.folder, writing.step, best, writing.started)
 
     def settle(self) -> None:
@@ -141,13 +142,18 @@ class CheckpointStore:
         shutil.rmtree(writing.folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _explained(self, writing: Writing) -> Iterator[None]:
+    def explained(self, step: int) -> Iterator[None]:
+        """Write into the folder of a checkpoint that is being written, also by other processes.
+
+        Raises:
+            CheckpointError: the disk is full.
+        """
         try:
             yield
         except Exception as error:
             if _is_full(error):
                 raise CheckpointError(
-                    f"no space left for the checkpoint of step {writing.step} in {self.folder}; "
+                    f"no space left for the checkpoint of step {step} in {self.folder}; "
                     "the checkpoints before it are untouched: free some space and run again"
                 ) from error
             raise
@@ -290,9 +296,11 @@ class CheckpointStore:
                 path = checkpoint.path / name
                 if path.stat().st_size != expected["size"]:
                     return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-            for name, expected in files:
-                if _sha256(checkpoint.path / name) != expected["sha256"]:
-                    return f"{name} has another content than was written"
+            with ThreadPoolExecutor() as pool:
+                digests = pool.map(_sha256, [checkpoint.path / name for name, _ in files])
+                for (name, expected), digest in zip(files, digests, strict=True):
+                    if digest != expected["sha256"]:
+                        return f"{name} has another content than was written"
             owner = manifest["belongs_to"]
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
@@ -352,7 +360,10 @@ def write_digests(folder: Path, name: str, paths: Iterable[Path]) -> None:
         name: which no other process uses.
         paths: of the files.
     """
-    described = {path.name: _described(path) for path in paths}
+    described = {}
+    for path in paths:
+        described[path.name] = _described(path)
+        flush_file(path)  # by the node that has it in its memory
     (folder / f"{_DIGESTS}{name}").write_text(json.dumps(described))
 
 

@@ -317,7 +317,9 @@ class Course:
                 engine.write(folder)
                 self.group.wait()
         else:
-            engine.write(self.group.share(None))
+            folder = self.group.share(None)
+            with self.store.explained(self.step):
+                engine.write(folder)
             self.group.wait()
         # Nobody leaves before it is published.
         self.group.wait()

@@ -24,6 +24,7 @@ from transformers import TrainingArguments
 
 from hpcml.data.dataset import Dataset
 from hpcml.train import finetune
+from hpcml.train.checkpoint import write_digests
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.group import Group
 from hpcml.train.model import initialize
@@ -35,6 +36,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it is read by the import below
 import deepspeed
 from deepspeed.checkpoint.ds_to_universal import main as to_universal
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
 if not torch.cuda.is_available():
     # Otherwise the first use compiles it, for a minute.
@@ -78,10 +80,12 @@ class ZeroTrainer(CellTrainer):
             os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
             PartialState(backend="gloo")
             more["accelerator_config"] = {"use_configured_state": True}
+        arguments = super().arguments(**more)
         try:
-            return super().arguments(**more)
-        except ValueError as error:
+            DeepSpeedConfig(dict(more["deepspeed"]))
+        except (ValueError, AssertionError, DeepSpeedConfigError) as error:
             raise TrainingError(f"train.deepspeed: {_one_line(error)}") from error
+        return arguments
 
     def _changes(self, saved: Mapping[str, Any]) -> bool:
         """Whether the checkpoint is of another layout."""
@@ -89,10 +93,12 @@ class ZeroTrainer(CellTrainer):
         now = self.group.size, self.config.zero_stage
         if was == now or was[1] == now[1] == 0:  # without ZeRO, each rank has everything
             return False
-        if 0 in (was[1], now[1]):
+        kinds = (0,), (1, 2), (3,)
+        (can,) = [stages for stages in kinds if was[1] in stages]
+        if now[1] not in can:
             raise TrainingError(
-                f"the checkpoint is of zero_stage {was[1]} and can't go on with {now[1]}: "
-                "DeepSpeed takes only the stages 1 to 3 for each other"
+                f"the checkpoint is of zero_stage {was[1]} and can't go on with {now[1]}, only "
+                f"with {' or '.join(map(str, can))}: DeepSpeed keeps the states of others otherwise"
             )
         if self.config.optim not in ("adam", "adamw"):
             raise TrainingError(
@@ -193,6 +199,9 @@ class ZeroTrainer(CellTrainer):
         self.deepspeed.save_checkpoint(
             str(folder), tag=_STATES, save_latest=False, exclude_frozen_parameters=True
         )
+        rank = self.group.rank
+        written = (folder / _STATES).glob(f"*zero_pp_rank_{rank}_mp_rank_*")
+        write_digests(folder / _STATES, str(rank), sorted(written))
 
     def resume(self, folder: Path) -> None:
         """Take the weights and the optimizer's states of a checkpoint."""
@@ -203,10 +212,16 @@ class ZeroTrainer(CellTrainer):
         universal = self.course.store.folder / f".writing-universal-{os.getpid()}"
         universal = self.group.share(universal)
         if self.group.first:
-            with contextlib.redirect_stdout(io.StringIO()):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 to_universal(_conversion(folder / _STATES, universal / _STATES))
         self.group.wait()
+        groups = self.optimizer.optimizer.param_groups
+        kept = [{key: group[key] for key in group if key != "params"} for group in groups]
         self._load(universal, _STATES)
+        # With stage 3 DeepSpeed gives all groups the rate and the decay of the first one.
+        for group, values in zip(self.optimizer.optimizer.param_groups, kept, strict=True):
+            group.update(values)
         self.group.wait()
         if self.group.first:
             shutil.rmtree(universal)

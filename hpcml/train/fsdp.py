@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hpcml.data.dataset import Dataset
 from hpcml.train import finetune
+from hpcml.train.checkpoint import write_digests
 from hpcml.train.model import decoder_layers
 from hpcml.train.model_folder import write_configuration, write_parts
 from hpcml.train.trainer import OPTIMIZER, SHARDS, CellTrainer, build_model
@@ -89,9 +90,10 @@ class ShardedTrainer(CellTrainer):
         folder.mkdir(exist_ok=True)
         method = self.config.fine_tuning_method
         if method == "prompt_tuning":
-            # peft asks the embedding, which the root module holds.
+            # peft asks the embedding, which the root module holds, and needs no other state.
             self.model.unshard()
-            super().save_model(folder)
+            if self.group.first:
+                finetune.save_weights(self.model, self.config, folder, added={})
             self.model.reshard()
         elif method in finetune.ADDED:
             added = {
@@ -118,7 +120,11 @@ class ShardedTrainer(CellTrainer):
         try:
             dcp.save(state, checkpoint_id=folder / SHARDS, process_group=self.group.side)
         except CheckpointException as error:  # no Exception, and of many lines
-            raise RuntimeError("; ".join(str(cause) for cause in error.failures.values())) from None
+            causes = [str(cause) for cause, _ in error.failures.values()]
+            raise RuntimeError("; ".join(causes)) from None
+        rank = self.group.rank
+        written = (folder / SHARDS).glob(f"__{rank}_*")
+        write_digests(folder / SHARDS, str(rank), sorted(written))
 
     def load_optimizer(self, folder: Path) -> None:
         """Take this rank's part of the optimizer's states, whoever wrote them."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from hpcml.train.checkpoint import write_digests
 from hpcml.train.group import Group
 
 _INDEX = "model.safetensors.index.json"
@@ -51,7 +52,9 @@ def write_parts(
         for number, shard in enumerate(shards, 1)
     }
     if mine:
-        save_file(mine, folder / files[group.rank], metadata={"format": "pt"})
+        path = folder / files[group.rank]
+        save_file(mine, path, metadata={"format": "pt"})
+        write_digests(folder, str(group.rank), [path])
     if group.first:
         places = {name: files[shard] for shard, names in shards.items() for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": places}

@@ -182,6 +182,7 @@ class CellTrainer(Trainer):
         self._resume_from = checkpoint
         self._saved = None if checkpoint is None else self._read(checkpoint)
         arguments = self.arguments()
+        _ = arguments.device  # asking for it chooses this rank's GPU, where the model will be
         model = self.build_model(dataset)
         self.num_layers = len(decoder_layers(model))
         super().__init__(

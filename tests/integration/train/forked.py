@@ -13,7 +13,13 @@ from pathlib import Path
 import cells
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["imported"])
+_FORKS.set_forkserver_preload(
+    [
+        "hpcml.train.fsdp",
+        "hpcml.train.deepspeed_engine",
+        "deepspeed.runtime.zero.muon.muon_optimizer",  # else imported by its first optimizer
+    ]
+)
 
 
 def start(
