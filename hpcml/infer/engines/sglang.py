@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import inspect
 import json
 import time
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class SglangEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        known = {field.name for field in dataclasses.fields(ServerArgs)}
+        known = set(inspect.signature(ServerArgs).parameters)
         check_arguments(config, known, _TAKEN)
         arguments = dict(config.arguments)
         for name, theirs in (
