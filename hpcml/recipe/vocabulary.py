@@ -517,6 +517,11 @@ def _conflicts(values: Values, given: Values, setting: Setting) -> list[tuple[st
             )
     if values.get("fsdp") and values["fp16"]:
         mistakes.append(("fsdp", "it has no loss scaling, which fp16 needs; take bf16"))
+    if values.get("fine_tuning_method") == "prompt_tuning":
+        if values.get("fsdp"):
+            mistakes.append(("fsdp", "prompt_tuning needs whole weights; leave fsdp out"))
+        if values.get("zero_stage") == 3:
+            mistakes.append(("zero_stage", "prompt_tuning needs whole weights; take 2 or less"))
     needed = {"optimizer": (1, 2, 3), "all": (3,)}.get(values.get("offload") or "none", ())
     if needed and values["zero_stage"] not in needed:
         mistakes.append(

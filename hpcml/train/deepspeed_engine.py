@@ -100,6 +100,12 @@ class ZeroTrainer(CellTrainer):
                 f"the checkpoint is of zero_stage {was[1]} and can't go on with {now[1]}, only "
                 f"with {' or '.join(map(str, can))}: DeepSpeed keeps the states of others otherwise"
             )
+        if was[1] == 3:
+            # DeepSpeed gives all weights the first group's rate and decay, and says nothing.
+            raise TrainingError(
+                f"the checkpoint is of zero_stage 3 and can only go on with as many processes, "
+                f"{was[0]}"
+            )
         if self.config.optim not in ("adam", "adamw"):
             raise TrainingError(
                 f"with optim {self.config.optim} the checkpoint can only go on as it was, with "
@@ -216,12 +222,7 @@ class ZeroTrainer(CellTrainer):
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 to_universal(_conversion(folder / _STATES, universal / _STATES))
         self.group.wait()
-        groups = self.optimizer.optimizer.param_groups
-        kept = [{key: group[key] for key in group if key != "params"} for group in groups]
         self._load(universal, _STATES)
-        # With stage 3 DeepSpeed gives all groups the rate and the decay of the first one.
-        for group, values in zip(self.optimizer.optimizer.param_groups, kept, strict=True):
-            group.update(values)
         self.group.wait()
         if self.group.first:
             shutil.rmtree(universal)

@@ -88,14 +88,7 @@ class ShardedTrainer(CellTrainer):
     def save_model(self, folder: Path) -> None:
         """Write a model folder, each rank a shard of it, or what was added to a model."""
         folder.mkdir(exist_ok=True)
-        method = self.config.fine_tuning_method
-        if method == "prompt_tuning":
-            # peft asks the embedding, which the root module holds, and needs no other state.
-            self.model.unshard()
-            if self.group.first:
-                finetune.save_weights(self.model, self.config, folder, added={})
-            self.model.reshard()
-        elif method in finetune.ADDED:
+        if self.config.fine_tuning_method in finetune.ADDED:
             added = {
                 name: parameter.detach().full_tensor()
                 for name, parameter in self.model.named_parameters()

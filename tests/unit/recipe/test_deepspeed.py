@@ -163,3 +163,12 @@ def test_fsdp_has_no_loss_scaling() -> None:
     with pytest.raises(Contradiction, match="take bf16"):
         resolve({"fsdp": True, "fp16": True}, Setting("torch"))
     resolve({"fsdp": True, "bf16": True}, Setting("torch"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sharing"), [("torch", {"fsdp": True}), ("deepspeed", {"zero_stage": 3})]
+)
+def test_prompt_tuning_needs_whole_weights(engine: str, sharing: dict[str, Any]) -> None:
+    given = {"fine_tuning_method": "prompt_tuning", **sharing}
+    with pytest.raises(Contradiction, match="whole weights"):
+        resolve(given, Setting(engine, has_model=True))
