@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random
+from torch.utils._device import _device_constructors
 
 CPU = torch.device("cpu")
 _type = torch.Tensor.type
@@ -28,6 +29,9 @@ def on_cpu() -> Iterator[None]:
     """
     if torch.cuda.is_available():
         raise RuntimeError("there is a GPU: megatron-core needs no help")
+    # torch remembers the functions that make tensors when it is first asked for them. They must be
+    # its own, or `with torch.device(…)` would mean nothing afterwards.
+    _device_constructors()
     with contextlib.ExitStack() as stack:
         for owner, name, value in _spellings():
             if name in vars(owner):
