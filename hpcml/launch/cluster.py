@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -50,7 +51,7 @@ class Task(Protocol):
         """The number of the submission."""
 
 
-class ClusterWatcher:
+class ClusterWatcher(ABC):
     """Looks at a run again and again; the scheduler is asked by :meth:`ask` alone.
 
     ``trouble`` says what could not be asked, for the person who sees the states.
@@ -70,30 +71,31 @@ class ClusterWatcher:
 
     # What a scheduler says
 
+    @abstractmethod
     def _question(self, entries: list[Entry]) -> list[Entry]:
         """Ask; returns what the journal lacks, of calls that were cut off.
 
         Raises:
             SchedulerError: there is no answer.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _submitted(self, entries: list[Entry]) -> Mapping[int, list[Any]]:
         """The tasks that were submitted for each cell, the newest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _find(self, task: Any) -> Queued | None:
         """What the scheduler said of a task that has not ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _gone(self, cells: list[CellState]) -> list[CellState]:
         """The states of cells without an end, of which no task is left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def alive(self, started: Mapping[str, Any]) -> bool | None:
         """Whether the attempt of a ``started`` event lives; None if that cannot be told."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, status: Status, cancelled: set[int]) -> str | None:
         """Take tasks out of the queue whose cells are cancelled, if no other cell needs them.
 
@@ -104,7 +106,6 @@ class ClusterWatcher:
         Returns:
             What went wrong, if anything.
         """
-        raise NotImplementedError
 
     # What follows from it
 
