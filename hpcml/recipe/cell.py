@@ -24,12 +24,25 @@ Row = tuple[Entry, ...]
 
 
 class Source(Protocol):
-    """What all cells of a sweep have in common, and how one is made from its row."""
+    """What all cells of a sweep have in common, and how one is made from its row.
+
+    Attributes:
+        names: the parameters that vary, in the order of a row.
+        fixed: the parameters that don't.
+        layout: parameters that may be others when the same cells are submitted again.
+    """
 
     names: tuple[str, ...]
+    fixed: Mapping[str, Any]
     layout: Mapping[str, Any] = MappingProxyType({})
 
-    def params(self, row: Row) -> dict[str, Any]: ...
+    def params(self, row: Row) -> dict[str, Any]:
+        """Return the parameters that the recipe gives a cell, without defaults."""
+        params = dict(self.fixed)
+        for name, entry in zip(self.names, row, strict=True):
+            if entry is not ABSENT:
+                params[name] = entry.value
+        return params
 
     def payload(self, row: Row, index: int) -> dict[str, Any]: ...
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.recipe.cell import ABSENT, Row, Source, canonical_json
-from hpcml.recipe.expression import ExpressionError, Parameters
-from hpcml.recipe.hyperparameters import ALIASES
-from hpcml.recipe.payload import compiled, digest
+from hpcml.recipe.cell import Row, canonical_json
+from hpcml.recipe.payload import Rendered, compiled, digest
 from hpcml.recipe.problems import KeyPath, Problems
 from hpcml.recipe.schema import Infer, InferInput, Recipe
 from hpcml.recipe.stages import Stages, is_token
@@ -55,7 +52,7 @@ def check_inference(problems: Problems, recipe: Recipe, infer: Infer) -> None:
         problems.add(("objective",), "answers have no metric to compare by")
 
 
-class InferCells(Source):
+class InferCells(Rendered):
     """The cells of an inference, mostly one; a sweep is over generation parameters."""
 
     def __init__(
@@ -72,7 +69,7 @@ class InferCells(Source):
         self.names = names
         self._recipe = recipe
         self._infer = infer = recipe.infer
-        self._fixed = dict(fixed)
+        self.fixed = dict(fixed)
         self._folder = folder
         self._problems = problems
         self._places = places
@@ -91,14 +88,6 @@ class InferCells(Source):
         }
         self._chat_template = self._read_chat_template()
         self._outputs: dict[str, str] = {}
-
-    def params(self, row: Row) -> dict[str, Any]:
-        """Return the parameters that the recipe gives, without the defaults."""
-        params = dict(self._fixed)
-        for name, entry in zip(self.names, row, strict=True):
-            if entry is not ABSENT:
-                params[name] = entry.value
-        return params
 
     def payload(self, row: Row, index: int) -> dict[str, Any]:
         """Return what the inference needs, with the complete parameters."""
@@ -171,21 +160,6 @@ class InferCells(Source):
             self._problems.raise_any()
             raise
 
-    def _render(self, parameters: Mapping[str, Any], index: int) -> dict[KeyPath, str]:
-        context = {
-            "params": Parameters(parameters, ALIASES),
-            "cell": {"index": index},
-            "stages": self._stages,
-        }
-        texts: dict[KeyPath, str] = {}
-        for path, template in self._templates.items():
-            try:
-                texts[path] = template.render(context)
-            except ExpressionError as error:
-                self._problems.add(path, str(error))
-                self._problems.raise_any()
-        return texts
-
     def _read_chat_template(self) -> str | None:
         name = self._infer.chat_template
         if name is None:
@@ -196,14 +170,3 @@ class InferCells(Source):
         except (OSError, UnicodeDecodeError) as error:
             self._problems.add(("infer", "chat_template"), f"cannot read {path}: {error}")
             return None
-
-    def _absolute(self, path: str) -> str:
-        if path.startswith("\0"):  # a token: the path of an earlier stage's result is absolute
-            return path
-        return os.path.normpath(self._folder / path)
-
-    def _pattern(self, pattern: str) -> str:
-        # The wildcards are in the recipe's text, not in the folder's name.
-        if pattern.startswith("\0"):
-            return pattern
-        return os.path.normpath(os.path.join(glob.escape(str(self._folder)), pattern))

@@ -76,7 +76,7 @@ class CommandCells(Source):
         assert recipe.command is not None
         self._stages = stages
         self.names = names
-        self._fixed = dict(fixed)
+        self.fixed = dict(fixed)
         self._problems = problems
         command = recipe.command
         texts: list[tuple[KeyPath, str]] = [
@@ -102,14 +102,6 @@ class CommandCells(Source):
             (f"{json.dumps(name)}:", self._arguments + self._variables.index(name))
             for name in sorted(self._variables)
         ]
-
-    def params(self, row: Row) -> dict[str, Any]:
-        """Return the cell's parameters."""
-        params = dict(self._fixed)
-        for name, entry in zip(self.names, row, strict=True):
-            if entry is not ABSENT:
-                params[name] = entry.value
-        return params
 
     def payload(self, row: Row, index: int) -> dict[str, Any]:
         """Return the arguments, the folder and the environment."""
@@ -170,6 +162,41 @@ class CommandCells(Source):
         return lambda row, index: cached(row)
 
 
+class Rendered(Source):
+    """Cells whose texts are rendered with their parameters, and whose paths start at the recipe."""
+
+    _folder: Path
+    _problems: Problems
+    _stages: Stages
+    _templates: Mapping[KeyPath, Template]
+
+    def _render(self, parameters: Mapping[str, Any], index: int) -> dict[KeyPath, str]:
+        context = {
+            "params": Parameters(parameters, ALIASES),
+            "cell": {"index": index},
+            "stages": self._stages,
+        }
+        texts: dict[KeyPath, str] = {}
+        for path, template in self._templates.items():
+            try:
+                texts[path] = template.render(context)
+            except ExpressionError as error:
+                self._problems.add(path, str(error))
+                self._problems.raise_any()
+        return texts
+
+    def _absolute(self, path: str) -> str:
+        if path.startswith("\0"):  # a token: the path of an earlier stage's result is absolute
+            return path
+        return os.path.normpath(self._folder / path)
+
+    def _pattern(self, pattern: str) -> str:
+        # The wildcards are in the recipe's text, not in the folder's name.
+        if pattern.startswith("\0"):
+            return pattern
+        return os.path.normpath(os.path.join(glob.escape(str(self._folder)), pattern))
+
+
 @dataclass(frozen=True)
 class _Resolved:
     """The complete parameters of a combination, and the pieces of their JSON."""
@@ -179,7 +206,7 @@ class _Resolved:
     places: dict[str, int]
 
 
-class TrainCells(Source):
+class TrainCells(Rendered):
     """The cells of a recipe that trains.
 
     Attributes:
@@ -202,7 +229,7 @@ class TrainCells(Source):
         assert recipe.objective is not None
         self.names = names
         self._recipe = recipe
-        self._fixed = dict(fixed)
+        self.fixed = dict(fixed)
         self._folder = folder
         self._problems = problems
         self._places = places
@@ -248,14 +275,6 @@ class TrainCells(Source):
         }
         self._pieces: dict[tuple[str, type, Any], str] = {}
         self._shared: tuple[dict[str, Any], str] | None = None
-
-    def params(self, row: Row) -> dict[str, Any]:
-        """Return the hyperparameters that the recipe gives, without the defaults."""
-        params = dict(self._fixed)
-        for name, entry in zip(self.names, row, strict=True):
-            if entry is not ABSENT:
-                params[name] = entry.value
-        return params
 
     def payload(self, row: Row, index: int) -> dict[str, Any]:
         """Return what the training needs, with the complete parameters."""
@@ -380,30 +399,6 @@ class TrainCells(Source):
         if self._constant:
             self._shared = result
         return result
-
-    def _render(self, parameters: Mapping[str, Any], index: int) -> dict[KeyPath, str]:
-        context = {
-            "params": Parameters(parameters, ALIASES),
-            "cell": {"index": index},
-            "stages": self._stages,
-        }
-        texts: dict[KeyPath, str] = {}
-        for path, template in self._templates.items():
-            try:
-                texts[path] = template.render(context)
-            except ExpressionError as error:
-                self._problems.add(path, str(error))
-                self._problems.raise_any()
-        return texts
-
-    def _absolute(self, path: str) -> str:
-        if path.startswith("\0"):  # a token: the path of an earlier stage's result is absolute
-            return path
-        return os.path.normpath(self._folder / path)
-
-    def _pattern(self, pattern: str) -> str:
-        # The wildcards are in the recipe's text, not in the folder's name.
-        return os.path.normpath(os.path.join(glob.escape(str(self._folder)), pattern))
 
 
 def same(first: Any, second: Any) -> bool:
