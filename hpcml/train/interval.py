@@ -1,33 +1,11 @@
-"""How long a training goes on between two checkpoints."""
+"""When a training saves."""
 
 from __future__ import annotations
 
-import math
+from hpcml.interval import automatic_interval, optimal_interval
 
 FIRST = 60.0
 """Seconds to the first checkpoint, which shows how long saving takes, and that it works."""
-
-_LONGEST = 1800.0
-_SHARE = 0.01
-
-
-def optimal_interval(save: float, mtbf: float) -> float:
-    """The time between two checkpoints that loses the least.
-
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps"
-    (2006), equation 37; its first term is J. W. Young's (1974), sqrt(2·save·mtbf).
-
-    Args:
-        save: seconds that saving holds up the training.
-        mtbf: mean seconds between two failures of the job.
-
-    Returns:
-        Seconds from the end of one checkpoint to the beginning of the next.
-    """
-    if save >= 2 * mtbf:
-        return mtbf
-    ratio = save / (2 * mtbf)
-    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
 
 
 class CheckpointClock:
@@ -53,9 +31,7 @@ class CheckpointClock:
             return self._fixed
         if self._save is None:
             return FIRST
-        # Nodes are not all that fails. Where it costs next to nothing, save more often.
-        limit = max(_LONGEST, self._save / _SHARE)
-        return min(optimal_interval(self._save, self._mtbf), limit)
+        return automatic_interval(self._save, self._mtbf)
 
     def due(self, now: float) -> bool:
         """Whether it is time."""

@@ -29,34 +29,6 @@ def checkpoint_bytes(training: Training, layout: Layout) -> int:
     return 4 * training.parameters + master + states
 
 
-def checkpoint_interval(save: float, mtbf: float) -> float:
-    """Seconds of training between two checkpoints that lose the least to saving and to failures.
-
-    Young, "A first order approximation to the optimum checkpoint interval" (1974), has sqrt(2 δ M)
-    for a save of δ seconds and a mean time M between failures. Daly, "A higher order estimate of
-    the optimum checkpoint interval for restart dumps" (2006), goes on: sqrt(2 δ M) (1 + sqrt(δ /
-    2M) / 3 + δ / 2M / 9) - δ for δ < 2M, else M. It matters where saves are long.
-    """
-    if save >= 2 * mtbf:
-        return mtbf
-    ratio = save / (2 * mtbf)
-    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
-
-
-#: Seconds: nodes are not all that fails, so that no training goes on longer without a checkpoint,
-#: unless saving would then take more than this part of the time.
-_LONGEST, _SHARE = 1800, 0.01
-
-
-def automatic_interval(save: float, mtbf: float) -> float:
-    """Seconds of training between two checkpoints with ``checkpoint.interval: auto``.
-
-    That is :func:`checkpoint_interval`, or half an hour where that is less and costs next to
-    nothing. The training decides in the same way, by the time that saving really takes.
-    """
-    return min(checkpoint_interval(save, mtbf), max(_LONGEST, save / _SHARE))
-
-
 @dataclass(frozen=True)
 class Segments:
     """A training in jobs of a limited length.

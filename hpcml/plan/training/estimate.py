@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hpcml.interval import automatic_interval, optimal_interval
 from hpcml.plan.resources import Resources
 from hpcml.plan.training.backfill import (
     Costs,
     Segments,
-    automatic_interval,
     checkpoint_bytes,
-    checkpoint_interval,
 )
 from hpcml.plan.training.backfill import segments as in_segments
 from hpcml.plan.training.compute import Speed, step_flops, step_seconds
@@ -182,7 +181,7 @@ class Estimate:
         return Costs(
             save=save,
             restore=size / hardware.read_speed,
-            best=checkpoint_interval(save, mtbf),
+            best=optimal_interval(save, mtbf),
             interval=interval,
             mtbf=mtbf,
             lead=hardware.lead,

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcml.interval import automatic_interval, optimal_interval
 from hpcml.plan.training.backfill import (
     Costs,
-    automatic_interval,
-    checkpoint_interval,
     segments,
 )
-from hpcml.train.interval import CheckpointClock, optimal_interval
+from hpcml.train.interval import CheckpointClock
 
 
 def lost(interval: float, save: float, mtbf: float) -> float:
@@ -26,7 +25,7 @@ def lost(interval: float, save: float, mtbf: float) -> float:
 
 @given(st.floats(0.01, 3600), st.floats(600, 1e8))
 def test_no_other_interval_is_much_better(save: float, mtbf: float) -> None:
-    interval = checkpoint_interval(save, mtbf)
+    interval = optimal_interval(save, mtbf)
     assert interval > 0
     if save < mtbf / 2:
         best = min(lost(interval * 1.05**power, save, mtbf) for power in range(-30, 31))
@@ -34,23 +33,22 @@ def test_no_other_interval_is_much_better(save: float, mtbf: float) -> None:
 
 
 def test_short_saves_follow_young() -> None:
-    assert checkpoint_interval(1, 1e6) == pytest.approx(math.sqrt(2e6), rel=1e-3)
-    assert checkpoint_interval(60, 1e7) == pytest.approx(math.sqrt(2 * 60 * 1e7), rel=3e-3)
+    assert optimal_interval(1, 1e6) == pytest.approx(math.sqrt(2e6), rel=1e-3)
+    assert optimal_interval(60, 1e7) == pytest.approx(math.sqrt(2 * 60 * 1e7), rel=3e-3)
 
 
 def test_long_saves_follow_daly() -> None:
     """Young would be off: a save of 100 s, a failure each 1,000 s."""
     young = math.sqrt(2 * 100 * 1000)
     expected = young * (1 + math.sqrt(0.05) / 3 + 0.05 / 9) - 100
-    assert checkpoint_interval(100, 1000) == pytest.approx(expected)
-    assert checkpoint_interval(100, 1000) < 0.9 * young
-    assert checkpoint_interval(5000, 1000) == 1000
+    assert optimal_interval(100, 1000) == pytest.approx(expected)
+    assert optimal_interval(100, 1000) < 0.9 * young
+    assert optimal_interval(5000, 1000) == 1000
 
 
 @given(st.floats(0.001, 1e5), st.floats(600, 1e9))
 def test_the_training_decides_in_the_same_way(save: float, mtbf: float) -> None:
     """It has the formula once more, since it runs where the plan is not."""
-    assert checkpoint_interval(save, mtbf) == pytest.approx(optimal_interval(save, mtbf))
     clock = CheckpointClock(fixed=None, mtbf=mtbf, save=save, now=0)
     assert automatic_interval(save, mtbf) == pytest.approx(clock.interval)
 
@@ -91,7 +89,7 @@ def test_a_lead_that_is_too_short_loses_what_was_not_saved() -> None:
 def test_longer_jobs_are_never_worse(
     length: int, training: float, save: float, mtbf: float
 ) -> None:
-    interval = checkpoint_interval(max(save, 0.01), mtbf)
+    interval = optimal_interval(max(save, 0.01), mtbf)
     costs = Costs(max(save, 0.01), save, interval, interval, mtbf, lead=60, startup=60)
     short, long = segments(length, training, costs), segments(2 * length, training, costs)
     assert 0 <= short.useful < 1

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.train.interval import FIRST, CheckpointClock, optimal_interval
+from hpcml.interval import optimal_interval
+from hpcml.train.interval import FIRST, CheckpointClock
 
 
 def lost(interval: float, save: float, mtbf: float) -> float:
