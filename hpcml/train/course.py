@@ -490,15 +490,22 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def refuse_broken_weights(named: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
+def refuse_broken_weights(
+    held: Iterable[tuple[str, torch.Tensor]], step: int, group: Group
+) -> None:
     """A checkpoint of weights that are not numbers would break every later attempt.
 
+    Args:
+        held: the weights that learn, by name, or the parts of them that this rank holds.
+        step: finished steps.
+        group: the ranks; all of them call this.
+
     Raises:
-        TrainingError: a weight that learns is not finite.
+        TrainingError: on all ranks, if one holds a weight that is not finite.
     """
-    for name, weight in named:
-        if weight.requires_grad and not weight.isfinite().all():
-            raise TrainingError(
-                f"{name} is no longer finite after step {step}; try a lower learning_rate, a "
-                "warmup, or a smaller max_grad_norm"
-            )
+    broken = next((name for name, weight in held if not weight.isfinite().all()), None)
+    if group.any(broken is not None)[0]:
+        raise TrainingError(
+            f"{broken or 'a weight of another process'} is no longer finite after step {step}; "
+            "try a lower learning_rate, a warmup, or a smaller max_grad_norm"
+        )

@@ -381,7 +381,7 @@ class CellTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write everything that the training needs to go on as if nothing had happened."""
-        refuse_broken_weights(self.held_weights(), self.course.step)
+        refuse_broken_weights(self.held_weights(), self.course.step, self.group)
         self.course.save(self)
 
     def write(self, folder: Path) -> None:

@@ -41,7 +41,7 @@ from hpcml.data.dataset import IGNORE, Dataset
 from hpcml.data.sampler import Indices
 from hpcml.train.checkpoint import Checkpoint
 from hpcml.train.config import TrainingError, TrainingJob
-from hpcml.train.course import Course
+from hpcml.train.course import Course, refuse_broken_weights
 from hpcml.train.group import Group
 from hpcml.train.model import new_shape
 from hpcml.train.schedule import Schedule
@@ -210,7 +210,8 @@ class Training:
                     self.schedule.observe(objective)
             course.complete_save(self, wait=False)
             if due.save:
-                self.refuse_broken_weights()
+                held = (named for part in self.parts for named in part.named_parameters())
+                refuse_broken_weights(held, course.step, self.group)
                 course.begin_save(self)
         course.complete_save(self, wait=True)
 
@@ -339,21 +340,6 @@ class Training:
         """A batch of no sequences."""
         nothing = torch.zeros((0, 1), dtype=torch.long).numpy()
         return self.read((nothing, nothing))[0]
-
-    def refuse_broken_weights(self) -> None:
-        """A checkpoint of weights that are not numbers would break every later attempt.
-
-        Raises:
-            TrainingError: on all ranks, if one has such weights.
-        """
-        broken = any(
-            not weight.isfinite().all() for part in self.parts for weight in part.parameters()
-        )
-        if self.group.any(broken)[0]:
-            raise TrainingError(
-                f"the weights are no longer finite after step {self.course.step}; try a lower "
-                "learning_rate, a warmup, or a smaller max_grad_norm"
-            )
 
     # -- checkpoints ----------------------------------------------------------------------------
 
