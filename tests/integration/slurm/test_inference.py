@@ -107,6 +107,8 @@ def test_workers_are_added_while_it_runs(login: LoginNode, model: Path) -> None:
     (cell,) = login.cell_dirs()
     wait_until(lambda: (cell / "result.json").exists(), 200)
     assert sorted(path.name for path in (cell / "workers").iterdir()) == ["0", "1", "2"]
+    # The result is there before the last worker has said its last word.
+    wait_until(lambda: login.status()["cells"][0]["state"] != "running", 60)
     shown = login.status()["cells"][0]
     assert (shown["state"], shown["step"]) == ("done", ROWS)
     assert len(set(answers(login))) == ROWS
