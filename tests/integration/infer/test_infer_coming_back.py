@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -18,9 +19,12 @@ PARAMS = {"temperature": 0, "max_tokens": 24}
 
 def finished(asking: Asking) -> int:
     """Rows that are on disk."""
-    cell = asking.cell
-    lines = sum(path.read_bytes().count(b"\n") for path in cell.glob("rounds/*/journals/*.jsonl"))
-    return lines + sum(1 for _ in cell.glob("rounds/*/parts/*.arrow"))
+    cells = asking.hpcml.folder / "runs"
+    lines = 0
+    for path in cells.glob("*/*/cells/*/rounds/*/journals/*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):  # it has just become a part
+            lines += path.read_bytes().count(b"\n")
+    return lines + sum(1 for _ in cells.glob("*/*/cells/*/rounds/*/parts/*.arrow"))
 
 
 def test_killed_again_and_again(asking: Asking, new_asking: Callable[[], Asking]) -> None:
@@ -35,8 +39,12 @@ def test_killed_again_and_again(asking: Asking, new_asking: Callable[[], Asking]
     kills = 0
     for _ in range(20):
         process = asking.hpcml.start("infer", "--batch", "ask.yaml")
-        deadline = time.monotonic() + chooser.uniform(2, 5)
+        # While it starts, or soon after it has written rows; a fast machine is done a little later.
+        before, deadline = finished(asking), time.monotonic() + chooser.uniform(2, 5)
         while process.poll() is None and time.monotonic() < deadline:
+            if finished(asking) > before:
+                time.sleep(chooser.uniform(0, 0.2))
+                break
             time.sleep(0.05)
         if process.poll() is None:
             word = chooser.choice(words)

@@ -295,7 +295,7 @@ def test_following_may_end_before_the_jobs(login: LoginNode) -> None:
     go = login.folder / "go"
     recipe = login.recipe("patience", ["sh", "-c", f"until [ -e {go} ]; do sleep 0.1; done"], [1])
     sweep = login.start("sweep", recipe, "--wait")
-    wait_until(lambda: list(login.folder.rglob("events.jsonl")), 60)
+    wait_until(lambda: list(login.folder.glob("runs/*/*/cells/*/events.jsonl")), 60)
     os.kill(sweep.pid, signal.SIGINT)
     _, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130
