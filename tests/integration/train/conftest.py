@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine torch is not installed")
 pytest.importorskip("transformers", reason="the engine torch is not installed")
 
-import cells
+from tests.integration.train import cells
 
 
 @pytest.fixture(scope="session")

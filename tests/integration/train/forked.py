@@ -10,7 +10,7 @@ import traceback
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import cells
+from tests.integration.train import cells
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(

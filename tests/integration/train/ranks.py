@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-import cells
+from tests.integration.train import cells
 
 
 def main(jobs: Path, rank: int) -> None:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
+
+from tests.integration.train import cells
 
 pytest.importorskip("megatron.core", reason="the engine megatron is not installed")
 

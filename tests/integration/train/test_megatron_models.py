@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import cells
 import pytest
 
 from hpcml.train.config import TrainingError
+from tests.integration.train import cells
 
 pytest.importorskip("megatron.core", reason="the engine megatron is not installed")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import cells
 import pytest
 
 from hpcml.recipe.hyperparameters import HYPERPARAMETERS
 from hpcml.train.config import TrainingError
+from tests.integration.train import cells
 
 pytest.importorskip("megatron.core", reason="the engine megatron is not installed")
 

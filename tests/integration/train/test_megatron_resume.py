@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 
 from hpcml.train.checkpoint import CheckpointError
+from tests.integration.train import cells
 
 pytest.importorskip("megatron.core", reason="the engine megatron is not installed")
 

@@ -12,11 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cells
-import plan_ranks
 import pytest
 import torch
-from plan_ranks import SHAPE, SPECIAL, bytes_of, states_of
 
 from hpcml.plan.training.backfill import checkpoint_bytes
 from hpcml.plan.training.layout import Layout, Training, optimizer_values
@@ -29,6 +26,8 @@ from hpcml.train.config import TrainingConfig
 from hpcml.train.loss import TokenLoss
 from hpcml.train.model import new_model
 from hpcml.train.optimizer import build_optimizer
+from tests.integration.train import cells, plan_ranks
+from tests.integration.train.plan_ranks import SHAPE, SPECIAL, bytes_of, states_of
 
 ANSWER = dict[str, dict[str, int]]
 

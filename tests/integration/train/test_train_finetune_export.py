@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 
 from hpcml.train.checkpoint import CheckpointError
 from hpcml.train.export import ExportError, export
+from tests.integration.train import cells
 
 MakeCell = Callable[..., Path]
 

@@ -13,10 +13,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 
 from hpcml.train.config import TrainingConfig, TrainingError
+from tests.integration.train import cells
 
 MakeCell = Callable[..., Path]
 

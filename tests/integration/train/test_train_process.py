@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import cells
 import pytest
 
 from hpcml.train.__main__ import lacks_memory
+from tests.integration.train import cells
 
 MakeCell = Callable[..., Path]
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
+
+from tests.integration.train import cells
 
 pytest.importorskip("deepspeed", reason="the engine deepspeed is not installed")
 
-import forked
-
 from hpcml.train.checkpoint import CheckpointStore
 from hpcml.train.export import export
+from tests.integration.train import forked
 
 MakeCell = Callable[..., Path]
 

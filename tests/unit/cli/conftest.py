@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from runs.fakes import FakeRun, make_cells
 
 from hpcml.cli import hpcml_command
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 Invoke = Callable[..., Result]
 

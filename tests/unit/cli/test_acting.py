@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.fakes import FakeRun, make_cells
 
-from cli.conftest import Invoke
 from hpcml.errors import UserError
 from hpcml.runs.status import collect
 from hpcml.train.export import ExportError
+from tests.unit.cli.conftest import Invoke
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 def events(fake: FakeRun, index: int) -> list[str]:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 import pytest
-from runs.fakes import FakeRun, make_cells
 
 from hpcml import cli
 from hpcml.cli import sweep
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 from hpcml.runs.status import collect
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = [sys.executable, "-m", "hpcml"]

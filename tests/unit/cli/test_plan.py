@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Invoke
 from hpcml import resources
 from hpcml.errors import UserError
+from tests.unit.cli.conftest import Invoke
 
 SITE = """
 name: big

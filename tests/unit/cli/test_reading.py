@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from runs.fakes import FakeRun, make_cells
 
-from cli.conftest import Invoke
 from hpcml.errors import UserError
+from tests.unit.cli.conftest import Invoke
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 class TestStatus:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from runs.fakes import FakeRun, make_cells
 
 from hpcml.cli import tables, text, view
 from hpcml.cli.tables import cells_table, reasons_of, results_table
@@ -21,6 +20,7 @@ from hpcml.cli.view import LineView, LiveTable, progress
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Result, Results, results
 from hpcml.runs.status import STATES, CellState, Status, Watcher
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 def screen(width: int = 80, height: int = 24) -> Console:

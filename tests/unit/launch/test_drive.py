@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from runs.fakes import FakeRun, make_cells
 
 from hpcml.errors import UserError
 from hpcml.launch.drive import only_driver
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 def test_another_command_is_named_and_how_to_watch_it(

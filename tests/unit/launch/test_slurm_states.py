@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.fakes import FakeRun, make_cells
 
 from hpcml.launch.journal import read_journal
 from hpcml.launch.slurm import states
@@ -18,6 +17,7 @@ from hpcml.launch.slurm.journal import settled, submitted_tasks
 from hpcml.launch.slurm.query import Queue
 from hpcml.launch.slurm.states import SlurmWatcher
 from hpcml.launch.watch import LocalWatcher, follow, watch
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 BAR = "\x1f"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gpt import GIB, LENGTH, TABLE, VOCAB, Published, gpt, published, training_of
 
 from hpcml.plan.training.compute import Speed, step_flops, step_seconds
 from hpcml.plan.training.layout import Layout, Training, mistakes
@@ -13,6 +12,7 @@ from hpcml.plan.training.learning import parts_of
 from hpcml.plan.training.memory import largest, memory
 from hpcml.plan.training.model import Model
 from hpcml.plan.training.ranking import choices
+from tests.unit.plan.gpt import GIB, LENGTH, TABLE, VOCAB, Published, gpt, published, training_of
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.billions}B")
 

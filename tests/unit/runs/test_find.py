@@ -11,7 +11,7 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.runs.find import find_cell, find_run, known_roots, reference
-from runs.fakes import FakeRun, make_cells
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 @pytest.fixture

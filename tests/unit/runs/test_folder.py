@@ -20,7 +20,7 @@ from hpcml.errors import UserError
 from hpcml.files import plain_errors
 from hpcml.runs import folder as folder_module
 from hpcml.runs.folder import RunFolder, default_root
-from runs.fakes import lines, make_cells
+from tests.unit.runs.fakes import lines, make_cells
 
 PLAN = {"digest": "d" * 64, "name": "toy", "swept": ["seed"], "objective": None}
 

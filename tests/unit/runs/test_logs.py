@@ -12,7 +12,7 @@ from hpcml.runs import logs
 from hpcml.runs.cancel import cancel_cell
 from hpcml.runs.logs import cell_logs, follow, tail
 from hpcml.runs.status import CellState
-from runs.fakes import FakeRun, make_cells
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 
 @pytest.fixture

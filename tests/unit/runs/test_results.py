@@ -18,7 +18,7 @@ from hpcml.errors import UserError
 from hpcml.runs import tables
 from hpcml.runs.results import checkpoint_of, rank_cells, results
 from hpcml.runs.status import STATES, CellState
-from runs.fakes import FakeRun, make_cells
+from tests.unit.runs.fakes import FakeRun, make_cells
 
 LOSS = {"metric": "loss", "mode": "min"}
 

@@ -17,7 +17,7 @@ from hpcml.runs import liveness, status
 from hpcml.runs.cancel import cancel_cell
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.status import CellState, Watcher, collect, with_pending
-from runs.fakes import START, FakeRun, make_cells
+from tests.unit.runs.fakes import START, FakeRun, make_cells
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from worker_run import Run
 
 from hpcml.worker import memory
+from tests.unit.worker.worker_run import Run
 
 HOG = "x = bytearray(400 << 20); print(len(x))"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_run import Run
 
 from hpcml.worker.stages import NoResult, best_cell, require, resolve
+from tests.unit.worker.worker_run import Run
 
 
 def write_run(root: Path, results: list[dict[str, Any]], mode: str | None = "min") -> Path:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_run import Run
+
+from tests.unit.worker.worker_run import Run
 
 RESUMABLE = """
 import os, pathlib, signal, sys, time
