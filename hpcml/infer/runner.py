@@ -153,8 +153,9 @@ class Runner:
                 continue
             if len(self._round.done()) == plan.shards:
                 return True
-            # Others have the rest. Should one of them die, its shards are free for this one.
-            time.sleep(_WAIT_SECONDS)
+            if not self._open(plan):
+                # Others have the rest. Should one of them die, its shards are free for this one.
+                time.sleep(_WAIT_SECONDS)
 
     def _feed(self, plan: Plan) -> None:
         """Ask as much as the engine should have."""

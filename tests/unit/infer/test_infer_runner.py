@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -45,6 +47,19 @@ def test_every_row_is_answered_once(tmp_path: Path) -> None:
     check(job, texts)
     # Once more there is nothing to do.
     assert run(job, StandIn(each=lambda request: pytest.fail("it was answered"))) == DONE
+
+
+@pytest.mark.parametrize("limit", [1, 7, 8, 1000])
+def test_nobody_waits_while_something_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    texts = [f"question {number}" for number in range(50)]
+    write_input(tmp_path, texts)
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it waits for nobody")
+    )
+    monkeypatch.setattr("hpcml.infer.runner.time", clock)
+    assert run(make_job(tmp_path, shard_rows=7), StandIn(limit)) == DONE
 
 
 class StopAfter:
