@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,29 +134,22 @@ def _listed(group: Any) -> list[torch.Tensor]:
     return [group] if isinstance(group, torch.Tensor) else list(group)
 
 
-def measure_data_parallel() -> dict[str, dict[str, int]]:
+def measure_data_parallel(_: Path) -> dict[str, dict[str, int]]:
+    dist.init_process_group("gloo")
     found = {"fsdp": fsdp()}
     for stage in range(4):
         for half in (False, True):
             found[f"zero {stage} {'bf16' if half else 'fp32'}"] = deepspeed(stage, half)
+    dist.barrier()
     return found
 
 
-#: Layouts of four processes: sizes of tensor and pipeline parallelism, virtual stages, precision,
-#: and whether the head is the embedding.
-MEGATRON = [
-    (tensor, pipeline, virtual, half, tied)
-    for tensor, pipeline, virtual in [
-        (1, 1, 1),
-        (2, 1, 1),
-        (1, 2, 1),
-        (2, 2, 1),
-        (1, 4, 1),
-        (1, 2, 2),
-    ]
-    for half in (False, True)
-    for tied in (False, True)
-]
+#: How four processes share a model: sizes of tensor and pipeline parallelism, virtual stages.
+SHARES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2)]
+#: Whether in 16 bits, and whether the head is the embedding.
+RESTS = [(False, False), (False, True), (True, False), (True, True)]
+#: Everything that is measured.
+MEGATRON = [(*shares, *rest) for shares in SHARES for rest in RESTS]
 
 
 def megatron(
@@ -170,11 +164,6 @@ def megatron(
 
     config = TrainingConfig.from_parameters({**SHAPE, "bf16": half, "optim": optim})
     shape = LlamaConfig(**{name: SHAPE[name] for name in SIZES}, tie_word_embeddings=tied)
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline,
-        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-    )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     data = dist.get_world_size() // (tensor * pipeline)
     layout = Layout(tensor, pipeline, data=data, virtual=virtual)
@@ -192,20 +181,18 @@ def megatron(
         held += states_of(inner.optimizer)
         if half:
             held += [p for group in inner.optimizer.param_groups for p in group["params"]]
-    found = {
+    return {
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         "weights": bytes_of(p for part in wrapped for p in part.parameters()),
         "parameters": sum(p.numel() for part in wrapped for p in part.parameters()),
         "gradients": bytes_of(buffer.grad_data for buffer in buffers),
         "optimizer": sum(each.nbytes for each in held),
     }
-    parallel_state.destroy_model_parallel()
-    return found
 
 
 def kept_by_megatron(layers: int, recompute: bool) -> int:
     """Bytes that autograd keeps after a forward pass of a sequence, besides the weights."""
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import tensor_parallel
     from transformers import LlamaConfig
 
     from hpcml.layout import Layout
@@ -214,7 +201,6 @@ def kept_by_megatron(layers: int, recompute: bool) -> int:
     sizes = {**SHAPE, "num_hidden_layers": layers}
     config = TrainingConfig.from_parameters({**sizes, "gradient_checkpointing": recompute})
     shape = LlamaConfig(**{name: sizes[name] for name in SIZES})
-    parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     transformer = models.transformer_config(shape, config, Layout())
     (model,) = models.build(shape, transformer, config.max_length, 1)
@@ -231,19 +217,46 @@ def kept_by_megatron(layers: int, recompute: bool) -> int:
     inputs = tokens()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(inputs, torch.arange(config.max_length).expand(1, -1), None, labels=inputs)
-    parallel_state.destroy_model_parallel()
     return bytes_of(kept)
 
 
-def measure_megatron() -> dict[str, dict[str, int]]:
+@contextmanager
+def groups(file: Path, tensor: int, pipeline: int, virtual: int) -> Iterator[None]:
+    """The groups of the processes, which meet in a new file.
+
+    Each group has threads that never sleep for long, so none may be left.
+    """
+    from megatron.core import parallel_state
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+    )
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def measure_megatron(folder: Path) -> dict[str, dict[str, int]]:
     from hpcml.train.megatron.cpu import on_cpu
 
+    found = {}
     with on_cpu():
-        found = {str(layout): megatron(*layout) for layout in MEGATRON}
-        found["sgd"] = megatron(2, 1, 1, half=True, tied=True, optim="sgd")
-        for recompute in (False, True):
-            kept = [kept_by_megatron(layers, recompute) for layers in (2, 4)]
-            found[f"activations {recompute}"] = {"layer": (kept[1] - kept[0]) // 2}
+        for number, shares in enumerate(SHARES):
+            with groups(folder / f"meeting{number}", *shares):
+                for rest in RESTS:
+                    found[str((*shares, *rest))] = megatron(*shares, *rest)
+                if shares == (2, 1, 1):
+                    found["sgd"] = megatron(*shares, half=True, tied=True, optim="sgd")
+                if shares == (1, 1, 1):
+                    for recompute in (False, True):
+                        few, many = (kept_by_megatron(layers, recompute) for layers in (2, 4))
+                        found[f"activations {recompute}"] = {"layer": (many - few) // 2}
     return found
 
 
@@ -251,10 +264,8 @@ def main(what: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
-    found = {"data": measure_data_parallel, "megatron": measure_megatron}[what]()
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
+    found = {"data": measure_data_parallel, "megatron": measure_megatron}[what](folder)
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)
 
