@@ -1,4 +1,4 @@
-"""Write the reference pages that come from the code, and the tables of keys in docs/sites.md.
+"""Write the reference pages that come from the code, and tables in docs/sites.md and containers.md.
 
 python docs/generate.py           writes them
 python docs/generate.py --check   ends with 1 if one of them is not up to date
@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcml import resources
 from hpcml.recipe.hyperparameters import HYPERPARAMETERS, Hyperparameter
+from hpcml.recipe.load import load_stages
 from hpcml.recipe.schema import Recipe
 from hpcml.recipe.validation import Block, blocks
 from hpcml.recipe.vocabulary import allowed_values
+from hpcml.site.image_check import NEEDS, OLDEST, kind_of
+from hpcml.site.images import known_images
 from hpcml.site.schema import Site
 
 DOCS = Path(__file__).resolve().parent
@@ -148,6 +152,7 @@ engine would ignore is an error, and so are values that contradict each other.
 `null` means that a parameter isn't used, or that it follows from others as its meaning says.
 """
 
+IMAGES, END_OF_IMAGES = "<!-- images -->", "<!-- end of images -->"
 SITE_KEYS, END_OF_KEYS = "<!-- keys -->", "<!-- end of keys -->"
 
 WORDS = {
@@ -167,11 +172,55 @@ def recipe_page() -> str:
 
 def sites_page() -> str:
     """Return docs/sites.md, which is written by hand but for the tables of keys."""
-    text = (DOCS / "sites.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(f"{SITE_KEYS}\n")
-    _, end, after = rest.partition(END_OF_KEYS)
-    assert end, f"docs/sites.md has no {SITE_KEYS} and {END_OF_KEYS}"
-    return f"{before}{SITE_KEYS}\n{_tables(Site)}{END_OF_KEYS}{after}"
+    return _filled("sites.md", SITE_KEYS, _tables(Site), END_OF_KEYS)
+
+
+def containers_page() -> str:
+    """Return docs/containers.md, which is written by hand but for the tables of images."""
+    return _filled("containers.md", IMAGES, _images() + _recipes(), END_OF_IMAGES)
+
+
+def _filled(page: str, begin: str, text: str, end: str) -> str:
+    """A page with ``text`` between two marks."""
+    before, _, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"{begin}\n")
+    _, found, after = rest.partition(end)
+    assert found, f"docs/{page} has no {begin} and {end}"
+    return f"{before}{begin}\n{text}{end}{after}"
+
+
+def _images() -> str:
+    rows = ["\n| image | begins with | has | and installs | serves |\n|---|---|---|---|---|\n"]
+    for image in known_images().values():
+        has, adds = (
+            ", ".join(f"{name} {version}" for name, version in versions.items())
+            for versions in (image.contains, image.adds)
+        )
+        base = f"`{image.base}` ([source]({image.source}))"
+        cells = (f"**{image.name}** {image.tag}", base, has, adds, ", ".join(image.serves))
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return "".join(rows)
+
+
+def _recipes() -> str:
+    """Which image serves which of the recipes that come with hpcml, and what each kind needs."""
+    found: dict[str, list[str]] = {kind: [] for kind in NEEDS}
+    for path in sorted(resources.folder("recipes").glob("*.yaml")):
+        for kind in dict.fromkeys(kind_of(loaded.recipe) for loaded in load_stages(path)):
+            found[kind].append(path.name)
+    rows = ["\n| recipe | for example | needs | images |\n|---|---|---|---|\n"]
+    for kind, need in NEEDS.items():
+        needs = [
+            f"{name} {OLDEST[name]}" if OLDEST[name] != "0" else name for name in need.packages
+        ]
+        images = [image.name for image in known_images().values() if kind in image.serves]
+        cells = (
+            kind,
+            ", ".join(found[kind]),
+            ", ".join(needs) or "Python alone",
+            ", ".join(images),
+        )
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return "".join(rows)
 
 
 def _tables(model: type[Block]) -> str:
@@ -278,6 +327,7 @@ PAGES = {
     "recipe.md": recipe_page,
     "hyperparameters.md": hyperparameters_page,
     "sites.md": sites_page,
+    "containers.md": containers_page,
 }
 
 

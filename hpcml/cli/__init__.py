@@ -25,6 +25,7 @@ _COMMANDS = {
     "cancel": "Ask running cells to save and leave.",
     "export": "Write the model that a cell trained as a folder.",
     "site": "List, show, check and detect the places where jobs can run.",
+    "container": "List, build, fetch and check the images that cells run in.",
     "schema": "Print the JSON Schema of recipes or sites.",
 }
 

@@ -109,22 +109,22 @@ def check_site_command(
         raise UserError(f"--wait: {error}") from None
     partitions = _chosen(site, names)
     folder = runs_root(site, root)
-    good = _print(check_site(site, folder))
+    good = print_checks(check_site(site, folder))
     if site.scheduler == "slurm":
         from hpcml.launch.slurm.probe import Prober, check_commands
 
         # Without these there is nobody to submit to.
-        good &= (answer := _print(check_commands(site)))
+        good &= (answer := print_checks(check_commands(site)))
         if answer and not no_jobs:
             prober = Prober(site, folder, seconds, partial(click.echo, err=True))
-            with _ended_by_signals():
+            with ended_by_signals():
                 for title, checks in prober.run(partitions):
                     click.echo(f"\n{title}")
-                    good &= _print(checks)
+                    good &= print_checks(checks)
     elif site.scheduler == "volcano":
         from hpcml.launch.volcano.probe import check_server
 
-        good &= _print(check_server(site))
+        good &= print_checks(check_server(site))
     context.exit(0 if good else 1)
 
 
@@ -141,19 +141,19 @@ def _chosen(site: Site, names: tuple[str, ...]) -> list[Partition]:
     return [known[name] for name in dict.fromkeys(names)] or list(known.values())
 
 
-def _print(checks: Iterable[Check]) -> bool:
-    """Print each check; whether none has failed."""
+def print_checks(checks: Iterable[Check], width: int = 15) -> bool:
+    """Print each check, its name in ``width`` columns; whether none has failed."""
     good = True
     for check in checks:
         good &= check.good is not False
         word = {True: "ok", False: "FAIL", None: "skipped"}[check.good]
-        seen = check.seen.replace("\n", "\n" + " " * 25)
-        click.echo(f"{word:<8} {check.name:<15} {seen}")
+        seen = check.seen.replace("\n", "\n" + " " * (width + 10))
+        click.echo(f"{word:<8} {check.name:<{width}} {seen}")
     return good
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Let TERM and HUP end the command as Ctrl-C does, so that what it made is removed."""
     before = {
         number: signal.signal(number, signal.default_int_handler)

@@ -13,6 +13,7 @@ from hpcml.recipe.cell import Cell
 from hpcml.recipe.container import Bind, parse_bind
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.problems import Problems
+from hpcml.site.images import known_images
 from hpcml.site.schema import Container as SiteContainer
 from hpcml.site.schema import Site
 
@@ -129,6 +130,8 @@ def _image(name: str, settings: SiteContainer, problems: Problems) -> str:
     place = ("container", "image")
     runtime = settings.runtime
     scheme, separator, reference = name.partition("://")
+    if name in known_images():
+        return _known(name, settings, problems)
     if runtime == "pyxis":
         if separator and scheme != "docker":
             problems.add(place, f"pyxis takes docker:// or a .sqsh file, not {scheme}://")
@@ -140,7 +143,7 @@ def _image(name: str, settings: SiteContainer, problems: Problems) -> str:
             reference = reference if separator else name
             if not _REFERENCE.fullmatch(reference):
                 problems.add(place, f"{reference!r} is not registry/name:tag")
-            return _enroot(reference)
+            return enroot_reference(reference)
     elif separator:
         if not name.startswith(_FETCHED):
             problems.add(place, f"{runtime} fetches {', '.join(_FETCHED)}, not {scheme}://")
@@ -148,9 +151,37 @@ def _image(name: str, settings: SiteContainer, problems: Problems) -> str:
     return _file(name, settings, problems)
 
 
+def _known(name: str, settings: SiteContainer, problems: Problems) -> str:
+    """The file of an image that hpcml has a definition of; one of just this name goes before."""
+    place = ("container", "image")
+    file = known_images()[name].file(settings.runtime)
+    if settings.images is None:
+        problems.add(
+            place,
+            f"{name} is an image of hpcml's ({file}), and the site has no folder where it could be "
+            "(container.images)",
+        )
+        return name
+    folder = _folder(settings.images)
+    for path in (os.path.join(folder, name), os.path.join(folder, file)):
+        if os.path.exists(path):
+            return path
+    make = (
+        f"docker build -f {name}.Dockerfile …, then hpcml container pull docker://… --as {name}"
+        if settings.runtime == "pyxis"
+        else f"hpcml container build {name}"
+    )
+    problems.add(place, f"there is no image {os.path.join(folder, file)}; make it: {make}")
+    return name
+
+
+def _folder(images: str) -> str:
+    return os.path.expanduser(os.path.expandvars(images))
+
+
 def _file(name: str, settings: SiteContainer, problems: Problems) -> str:
     place = ("container", "image")
-    images = os.path.expanduser(os.path.expandvars(settings.images)) if settings.images else None
+    images = _folder(settings.images) if settings.images else None
     if not os.path.isabs(name) and images is None:
         hint = "" if settings.runtime == "pyxis" else f", or docker://{name} to fetch it"
         problems.add(
@@ -167,7 +198,7 @@ def _file(name: str, settings: SiteContainer, problems: Problems) -> str:
     return path
 
 
-def _enroot(reference: str) -> str:
+def enroot_reference(reference: str) -> str:
     """``nvcr.io/nvidia/pytorch:25.06`` as enroot writes it: with ``#`` after the registry."""
     registry, slash, rest = reference.partition("/")
     known = "." in registry or ":" in registry or registry == "localhost"

@@ -119,7 +119,7 @@ def _package() -> Iterator[tuple[str, Path]]:
     for path in sorted(root.rglob("*.py")):
         yield str(path.relative_to(root)), path
     # For commands that are given in a cell.
-    for name in ("site_configs", "templates"):
+    for name in ("containers", "site_configs", "templates"):
         folder = resources.folder(name)
         for path in sorted(folder.rglob("*")):
             if path.is_file():

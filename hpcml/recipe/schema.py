@@ -367,7 +367,8 @@ class Container(Block):
 
     image: ImageName = Field(
         description="A `.sif` or `.sqsh` file or a sandbox folder, absolute or in the site's "
-        "folder of images, or a reference such as `docker://nvcr.io/nvidia/pytorch:25.06-py3`."
+        "folder of images, a short name of `hpcml container list`, such as `torch`, or a reference "
+        "such as `docker://nvcr.io/nvidia/pytorch:25.06-py3`."
     )
     binds: list[BindText] = Field(
         default_factory=list,

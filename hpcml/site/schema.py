@@ -135,8 +135,8 @@ class Container(Block):
     )
     images: str | None = Field(
         None,
-        description="The folder where image files with a relative name lie. `~` and `$VARIABLES` "
-        "are replaced.",
+        description="The folder where image files with a relative name lie, and where `hpcml "
+        "container` puts them; nodes must see it. `~` and `$VARIABLES` are replaced.",
     )
 
 

@@ -141,6 +141,32 @@ def test_relative_names_lie_in_the_folder_of_images(tmp_path: Path) -> None:
         plan(tmp_path, "y.sif", site)
 
 
+@pytest.mark.parametrize(("runtime", "end"), [("apptainer", "sif"), ("pyxis", "sqsh")])
+def test_short_names_are_files_of_images_that_are_pinned(
+    tmp_path: Path, runtime: str, end: str
+) -> None:
+    site = f"scheduler: slurm\ncontainer: {{runtime: {runtime}, images: {tmp_path}/images}}"
+    with pytest.raises(UserError, match=rf"6: container.image: .*/torch-2.9.0-1.{end}; make it: "):
+        plan(tmp_path, "torch", site)
+    with pytest.raises(UserError, match="the site has no folder where it could be"):
+        plan(tmp_path, "torch", f"scheduler: slurm\ncontainer: {{runtime: {runtime}}}")
+    (tmp_path / "images").mkdir()
+    # Of another definition.
+    (tmp_path / "images" / f"torch-2.8.0-1.{end}").touch()
+    with pytest.raises(UserError, match="make it: "):
+        plan(tmp_path, "torch", site)
+    file = tmp_path / "images" / f"torch-2.9.0-1.{end}"
+    file.touch()
+    found = plan(tmp_path, "torch", site).container
+    assert found is not None
+    assert found.image == str(file)
+    # Somebody's own sandbox folder of this name goes before.
+    (tmp_path / "images" / "torch").mkdir()
+    found = plan(tmp_path, "torch", site).container
+    assert found is not None
+    assert found.image == str(tmp_path / "images" / "torch")
+
+
 def test_a_recipe_wins_over_its_site_and_the_runs_root_over_both(tmp_path: Path) -> None:
     site = (
         "scheduler: slurm\ncontainer: {runtime: apptainer, env: {A: s, B: s},\n"

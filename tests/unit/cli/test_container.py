@@ -1,0 +1,84 @@
+"""`hpcml container`: what it lists, and what it refuses before any job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcml.errors import UserError
+
+from .conftest import Invoke
+
+APPTAINER = "name: here\nscheduler: local\ncontainer: {{runtime: apptainer, images: {images}}}\n"
+PYXIS = "name: here\nscheduler: slurm\ncontainer: {{runtime: pyxis, images: {images}}}\n"
+VOLCANO = "name: here\nscheduler: volcano\npython: python3\n"
+NONE = "name: here\nscheduler: local\n"
+NO_FOLDER = "name: here\nscheduler: local\ncontainer: {{runtime: apptainer}}\n"
+
+
+def site(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "here.yaml"
+    path.write_text(text.format(images=tmp_path / "images"))
+    return path
+
+
+def test_list(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "megatron-0.16.1-1.sif").write_bytes(bytes(3 * 2**20))
+    (tmp_path / "images" / "mine.sif").write_bytes(bytes(5 * 2**20))
+    here = site(tmp_path, APPTAINER)
+    printed = invoke("container", "list", "--site", here).output
+    lines = {line.split()[0]: line for line in printed.splitlines() if not line.startswith(" ")}
+    assert "3M" in lines["megatron"]
+    assert "train megatron" in lines["megatron"]
+    assert "not there" in lines["torch"]
+    assert "5M" in lines["mine.sif:"]
+    document = json.loads(invoke("container", "list", "--site", here, "--json").output)
+    assert document["folder"] == str(tmp_path / "images")
+    (other,) = document["others"]
+    assert other["path"].endswith("mine.sif")
+    images = {image["name"]: image for image in document["images"]}
+    assert images["megatron"]["file"]["size"] == 3 * 2**20
+    assert images["vllm"]["serves"] == ["command", "infer vllm"]
+
+
+@pytest.mark.parametrize("text", [NONE, NO_FOLDER, VOLCANO])
+def test_list_without_a_folder(invoke: Invoke, tmp_path: Path, text: str) -> None:
+    printed = invoke("container", "list", "--site", site(tmp_path, text)).output
+    assert "has no folder of images" in printed
+    assert "sglang" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (APPTAINER, "build megatrn", "did you mean 'megatron'"),
+        (APPTAINER, "build torch --base x.sif", "--base x.sif: give a path that begins with /"),
+        (APPTAINER, "pull nvcr.io/nvidia/pytorch:25.12-py3", "there is no image 'nvcr.io"),
+        (APPTAINER, "pull http://x/y", "give docker://registry/name:tag"),
+        (APPTAINER, "pull docker://a/b:1 --as b", "there is no image 'b'"),
+        (APPTAINER, "check", "give an IMAGE, or a --recipe"),
+        (APPTAINER, "check torch", "torch-2.9.0-1.sif; make it: hpcml container build torch"),
+        (APPTAINER, "build base --set resources.gpus=99", "resources.gpus: asks for 99 GPUs"),
+        (PYXIS, "build torch", "hpcml container pull docker://REGISTRY/torch:2.9.0-1 --as torch"),
+        (PYXIS, "pull oras://a/b:1", "give docker://"),
+        (PYXIS, "check torch", "docker build -f torch.Dockerfile"),
+        (VOLCANO, "build torch", "Kubernetes takes images from a registry"),
+        (NONE, "build torch", "has no container runtime"),
+        (NO_FOLDER, "build torch", "has no folder of images; add it to the site's file"),
+    ],
+)
+def test_what_is_refused(invoke: Invoke, tmp_path: Path, text: str, words: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        invoke("container", *words.split(), "--site", site(tmp_path, text))
+    assert said in str(refused.value)
+    assert not (tmp_path / "images").exists()
+
+
+def test_an_image_that_is_there_is_kept(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "torch-2.9.0-1.sif").touch()
+    with pytest.raises(UserError, match="is there already; --force"):
+        invoke("container", "build", "torch", "--site", site(tmp_path, APPTAINER))
