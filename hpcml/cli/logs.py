@@ -86,13 +86,16 @@ def command(
         watcher.ask(ASK_SECONDS)
         return watcher.alive(started)
 
+    told: str | None = None
     for news in follow(folder, cell_id, streams, offsets=offsets, alive=alive, folder=place):
         if isinstance(news, CellState):
             if news.state in ("pending", "stopped", "lost"):
                 news = look()
             waits = news.state in ("pending", "stopped", "lost") and not news.cancelled
             what = f"{news.state}: {news.reason}" if news.reason else news.state
-            printer.note(f"{what}; waiting for the next attempt" if waits else what)
+            if what != told:
+                printer.note(f"{what}; waiting for the next attempt" if waits else what)
+            told = what
         else:
             printer.write(*news)
 

@@ -218,6 +218,7 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     from hpcml.launch.drive import only_driver
     from hpcml.launch.submit import (
         next_submission,
+        release,
         renew_plan,
         settle,
         submit_to_cluster,
@@ -228,6 +229,8 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         run = renew_plan(plan, run)
         for job in settle(run):
             click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
+        for line in release(run):
+            click.echo(line, err=True)
         if plan.needs and plan.site.scheduler == "slurm":
             wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
@@ -264,7 +267,7 @@ def _follow(run: RunFolder) -> int:
 
     try:
         with progress(run) as view:
-            status = follow(watch(run), view.refresh, view.say)
+            status = follow(watch(run), view.refresh, view.say, releases=True)
     except KeyboardInterrupt:
         name = reference(run)
         click.echo(

@@ -78,7 +78,7 @@ class LineView:
     def __init__(self, run: RunFolder, output: Console) -> None:
         self._run = run
         self._output = output
-        self._states: dict[int, tuple[str, int]] | None = None
+        self._states: dict[int, tuple[str, int, bool]] | None = None
         self._steps: dict[int, int | None] = {}
         self._spoken: dict[int, float] = {}
         self._summarized = float("-inf")
@@ -89,15 +89,15 @@ class LineView:
         if self._states is None:
             # What an earlier command did is told in one line.
             self._states = {
-                cell.index: (cell.state, cell.attempts)
+                cell.index: (cell.state, cell.attempts, cell.stuck)
                 for cell in status.cells.values()
-                if cell.state != "running"
+                if cell.state != "running" and not cell.stuck
             }
             self.say(_summary(status))
         running = status.in_state("running")
         for cell in status.cells.values():
-            now = cell.state, cell.attempts
-            changed = self._states.get(cell.index, ("pending", 0)) != now
+            now = cell.state, cell.attempts, cell.stuck
+            changed = self._states.get(cell.index, ("pending", 0, False)) != now
             progressed = (
                 cell.state == "running"
                 and len(running) <= _TALKATIVE

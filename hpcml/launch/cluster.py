@@ -37,10 +37,14 @@ class PartlySubmitted(Exception):
 
 
 class Queued(NamedTuple):
-    """A task that waits or runs: whether it runs, and why it waits, for a person."""
+    """A task that waits or runs: whether it runs, and why it waits, for a person.
+
+    One that is ``stuck`` waits until somebody does something about it.
+    """
 
     running: bool
     why: str
+    stuck: bool = False
 
 
 class Task(Protocol):
@@ -107,12 +111,20 @@ class ClusterWatcher(ABC):
             What went wrong, if anything.
         """
 
+    def release(self) -> list[str]:
+        """Let tasks go on that the scheduler holds for no fault of theirs; what to say of it."""
+        return []
+
     # What follows from it
 
-    def ask(self, older: float = 0.0) -> None:
-        """Ask the scheduler, unless it was asked less than ``older`` seconds ago."""
+    def ask(self, older: float = 0.0) -> bool:
+        """Ask the scheduler, unless that was done less than ``older`` seconds ago.
+
+        Returns:
+            Whether it was asked.
+        """
         if time.monotonic() - self._asked < older:
-            return
+            return False
         # The journal first: a job that it names is in the queue, or has left it.
         entries = read_journal(self._run)
         self._asked_time = time.time()
@@ -133,6 +145,7 @@ class ClusterWatcher(ABC):
                 number: parse_time(self._run.read_submission(number)["created"])
                 for number in newest
             }
+        return True
 
     def refresh(self) -> Status:
         """The states now, with what the scheduler said last."""
@@ -213,7 +226,7 @@ class ClusterWatcher(ABC):
             why = task.why
             if cell.state in ("stopped", "lost") and cell.reason:
                 why = f"{cell.reason}; {why}"
-            return replace(cell, state="pending", reason=why)
+            return replace(cell, state="pending", reason=why, stuck=task.stuck)
         if cell.state == "stopped" and (cell.ended or 0.0) > self._asked_time - SKEW:
             return cell
         return replace(cell, state="pending", reason="starts")

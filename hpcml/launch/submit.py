@@ -138,6 +138,21 @@ def settle(run: RunFolder) -> list[str]:
     return [str(entry["job"]) for entry in found if entry["event"] == "submitted"]
 
 
+def release(run: RunFolder) -> list[str]:
+    """Let jobs of the run go on that nodes could not start; returns what to say of it.
+
+    Raises:
+        UserError: the scheduler does not answer.
+    """
+    said = []
+    for watcher in watchers(run):
+        watcher.ask()
+        if watcher.trouble:
+            raise _unknown(watcher.trouble)
+        said += watcher.release()
+    return said
+
+
 def _unknown(trouble: str) -> UserError:
     return UserError(f"nothing is submitted, since some of it may be queued already: {trouble}")
 

@@ -23,8 +23,12 @@ class RunWatcher(Protocol):
 
     trouble: str | None
 
-    def ask(self, older: float = 0.0) -> None:
-        """Ask the scheduler, unless that was done less than ``older`` seconds ago."""
+    def ask(self, older: float = 0.0) -> bool:
+        """Ask the scheduler, unless that was done less than ``older`` seconds ago.
+
+        Returns:
+            Whether it was asked.
+        """
 
     def refresh(self) -> Status:
         """The states now: the files as they are, the scheduler as it was asked last."""
@@ -38,6 +42,9 @@ class RunWatcher(Protocol):
     def remove(self, status: Status, cancelled: set[int]) -> str | None:
         """Take tasks out of the queue whose cells are cancelled; returns what went wrong."""
 
+    def release(self) -> list[str]:
+        """Let tasks go on that the scheduler holds for no fault of theirs; what to say of it."""
+
 
 class LocalWatcher:
     """Looks at a run on this machine, where the files say everything."""
@@ -48,8 +55,9 @@ class LocalWatcher:
         self._run = run
         self._watcher = Watcher(run)
 
-    def ask(self, older: float = 0.0) -> None:
+    def ask(self, older: float = 0.0) -> bool:
         """There is nobody to ask."""
+        return False
 
     def refresh(self) -> Status:
         """The states now."""
@@ -66,6 +74,10 @@ class LocalWatcher:
     def remove(self, status: Status, cancelled: set[int]) -> str | None:
         """There is no queue; a command that is at the cells looks into their files."""
         return None
+
+    def release(self) -> list[str]:
+        """Nobody holds anything."""
+        return []
 
 
 def watch(run: RunFolder) -> RunWatcher:
@@ -90,7 +102,11 @@ def watchers(run: RunFolder) -> list[ClusterWatcher]:
 
 
 def follow(
-    watcher: RunWatcher, show: Callable[[Status], None], say: Callable[[str], None]
+    watcher: RunWatcher,
+    show: Callable[[Status], None],
+    say: Callable[[str], None],
+    *,
+    releases: bool = False,
 ) -> Status:
     """Show a run until nothing of it runs or waits any more.
 
@@ -98,13 +114,16 @@ def follow(
         watcher: the run.
         show: called each second with the states.
         say: told when something cannot be found out.
+        releases: let tasks go on that the scheduler holds for no fault of theirs.
 
     Returns:
         The states at the end.
     """
     told: str | None = None
     while True:
-        watcher.ask(ASK_SECONDS)
+        if watcher.ask(ASK_SECONDS) and releases:
+            for line in watcher.release():
+                say(line)
         status = watcher.refresh()
         if watcher.trouble not in (None, told):
             say(str(watcher.trouble))

@@ -18,6 +18,8 @@ _LOG_NAME = re.compile(r"log\.(\d+)(?:\.(\d+))?\.(out|err)")
 _BLOCK = 1 << 16
 # A failed cell whose budget allows it is started again at once.
 _RETRY_SECONDS = 5.0
+# Whoever knows the queue may say something new of a cell that waits.
+_WAITING_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,14 +92,15 @@ def follow(
         folder: where the logs lie; by default in the cell's folder.
 
     Yields:
-        A log and the complete lines that are new in it, or the cell's state when that changes. A
-        stopped or lost cell is waited for, because a next attempt continues it; a failed one only
-        for the moment that a retry takes.
+        A log and the complete lines that are new in it, or the cell's state when that changes, and
+        every half a minute while it does not run. A stopped or lost cell is waited for, because a
+        next attempt continues it; a failed one only for the moment that a retry takes.
     """
     positions = dict(offsets or {})
     watcher = Watcher(run, alive, only=cell_id)
     index = run.ids[cell_id]
     shown: tuple[str, int] | None = None
+    shown_at = 0.0
     failed_since: float | None = None
     while True:
         # The state before the logs: what was written before the end is then read in this round.
@@ -115,8 +118,9 @@ def follow(
                 whole = cell.state != "running" or log.attempt < cell.attempts
                 while text := _read_new(log.path, positions, whole=whole):
                     yield log, text
-        if (cell.state, cell.attempts) != shown:
-            shown = cell.state, cell.attempts
+        waited = cell.state != "running" and time.monotonic() - shown_at > _WAITING_SECONDS
+        if (cell.state, cell.attempts) != shown or waited:
+            shown, shown_at = (cell.state, cell.attempts), time.monotonic()
             yield cell
         if ended:
             return

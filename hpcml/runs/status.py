@@ -45,6 +45,7 @@ class CellState:
         metrics: the last value of each metric, without the progress ones.
         checkpoint_step: the step of the newest checkpoint.
         reason: one sentence for a person, where there is something to say.
+        stuck: it is pending until somebody does what the reason says.
         out_of_memory: Slurm killed its job for its memory, before anybody could write that down.
         cancelled: somebody cancelled it, and it was not started again since.
         cancelled_time: when, in seconds since the epoch.
@@ -63,6 +64,7 @@ class CellState:
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     reason: str | None = None
+    stuck: bool = False
     out_of_memory: bool = False
     cancelled: bool = False
     checkpoint_step: int | None = None

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
@@ -29,6 +29,7 @@ __all__ = [
     "apptainer",
     "host_python_binds",
     "pytest_configure",
+    "pytest_runtest_makereport",
     "slurm_cluster",
     "slurm_turn",
 ]
@@ -40,11 +41,25 @@ LOCKS = Path("/run/lock/hpcml-cluster")
 #: In the state folder of a cluster that was started by tests, and that tests may stop.
 OURS = STATE / "started-by-tests"
 INSTALLATION_TIME = 900
+# What is shown with a test that failed.
+LOG_LINES, SHOWN_JOBS = 60, 5
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slurm_alone: needs the Slurm cluster for itself")
     config.addinivalue_line("markers", "volcano_cluster: needs a Kubernetes with Volcano")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a test that failed what its cluster looked like then: afterwards nobody can."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("slurm_cluster")
+    if report.failed and cluster is not None:
+        report.sections.append(("Slurm", cluster.picture()))
+    return report
 
 
 class SlurmCluster:
@@ -153,15 +168,48 @@ class SlurmCluster:
         (path,) = re.findall(r"^SlurmctldLogFile=(.*)", configuration, re.MULTILINE)
         return Path(path).with_name(f"{daemon}.out").read_text(errors="replace")
 
+    def picture(self) -> str:
+        """All jobs, lost nodes, what is known of held jobs, and the end of the controller's log."""
+        jobs = self._look("squeue", "--all", "--array", "-o", "%.12i %.16j %.9T %.10M %.6N %r")
+        held = [line.split()[0] for line in jobs.splitlines() if "held" in line.lower()]
+        log = self.log("slurmctld").splitlines()[-LOG_LINES:]
+        parts = [jobs, self._look("sinfo", "--list-reasons"), "\n".join(log)]
+        parts += [self._look("scontrol", "show", "job", job) for job in held[:SHOWN_JOBS]]
+        return "\n\n".join(part.strip() for part in parts)
+
+    def _look(self, *command: str) -> str:
+        try:
+            done = self.run(*command, check=False, timeout=30)
+        except subprocess.TimeoutExpired:
+            return f"{command[0]} gave no answer"
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def configured(self, change: Callable[[str], str]) -> Iterator[None]:
+        """Let the cluster run with another slurm.conf; for tests that are alone."""
+        configuration = Path("/etc/slurm/slurm.conf")
+        before = configuration.read_text()
+        try:
+            configuration.write_text(change(before))
+            self.run("scontrol", "reconfigure")
+            yield
+        finally:
+            configuration.write_text(before)
+            self.run("scontrol", "reconfigure")
+
     def put_in_order(self) -> None:
         """All daemons up, all nodes usable, no jobs."""
         daemons = ("munged", "mariadbd", "slurmdbd", "slurmctld", *self.nodes)
         self.run(HERE / "slurm", "start", *daemons)
         self.run("scancel", "--user=root", "--quiet", check=False)
+        self.resume_nodes()
+        self.wait_idle()
+
+    def resume_nodes(self) -> None:
+        """Take all nodes back that are down or drained."""
         lost = self.run("sinfo", "-h", "-N", "-p", "gpu", "-t", "down,drain", "-o", "%N").stdout
         for node in lost.split():
             self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        self.wait_idle()
 
 
 @pytest.fixture(scope="session")

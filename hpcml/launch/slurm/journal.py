@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -44,6 +45,25 @@ def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[
             first = (entry["offset"] + index) // workers * pack
             for cell in cells[first : first + pack]:
                 found.setdefault(cell, []).append(TaskId(job, index, number))
+    return found
+
+
+def releases(entries: Iterable[Entry]) -> Counter[tuple[int, int]]:
+    """How often each task, by job and index, was released."""
+    return Counter(
+        (entry["job"], index)
+        for entry in entries
+        if entry.get("event") == "released"
+        for index in entry["indices"]
+    )
+
+
+def job_clusters(entries: Iterable[Entry], jobs: Container[int]) -> dict[str | None, list[int]]:
+    """Some of the jobs, by the cluster that sbatch named; None is this one."""
+    found: dict[str | None, list[int]] = {}
+    for entry in entries:
+        if entry.get("event") == "submitted" and entry.get("job") in jobs:
+            found.setdefault(entry.get("cluster"), []).append(entry["job"])
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcml.errors import UserError
 from hpcml.launch.slurm.client import SlurmError, run
 from hpcml.launch.slurm.query import ENDED, JobState, Queue, queue
-from hpcml.launch.slurm.reasons import words
+from hpcml.launch.slurm.reasons import is_stuck, words
 from hpcml.launch.slurm.text import NoJobId, submitted_job
 from hpcml.plan.resources import Resources
 from hpcml.plan.slurm import directives
@@ -36,7 +36,6 @@ BACK_SECONDS = 300.0
 # What the job wrote last may be seen here later than that it ended.
 GRACE_SECONDS = 10.0
 SIGNAL_SECONDS = 60.0
-_HOPELESS = ("will never start", "is held", "waits: its partition")
 
 Steps = Generator[None, None, None]
 
@@ -249,12 +248,14 @@ class Prober:
         began = time.monotonic()
         while not (probe.folder / "began.0").exists():
             waited = time.monotonic() - began
-            reason = words(probe.state.reason) if probe.state else "is submitted"
+            reason = "is submitted"
+            if probe.state is not None:
+                reason = words(probe.state.reason, str(probe.seen.job))
             pending = probe.state is not None and probe.state.state == "PENDING"
             if pending and reason != probe.said:
                 probe.said = reason
                 self._say(f"partition {probe.name}: job {probe.seen.job} {reason}")
-            if pending and reason.startswith(_HOPELESS):
+            if pending and (is_stuck(reason) or reason.startswith("waits: its partition")):
                 probe.seen.not_started = reason
             elif pending and waited > self._wait:
                 probe.seen.not_started = f"did not start in {self._wait:.0f} s: {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ ENDED = frozenset(
 # Between the fields of squeue: no reason and hardly a path holds it.
 _BAR = "\x1f"
 
+# The reasons of an array's tasks, of which some are held.
+_MIXED = re.compile(r",JobHeld|JobHeld\w+,")
+
 RUNNING = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING"))
 
 
@@ -38,23 +42,18 @@ class JobState(NamedTuple):
 class Queue:
     """The jobs of this user that squeue shows.
 
-    ``tasks`` holds those with known indices by (job, index); index None is a job without an
-    array. ``rests`` holds jobs of which squeue shortened the list of waiting tasks.
+    ``tasks`` holds them by (job, index); index None is a job without an array, or one of which
+    squeue shortened the list of waiting tasks.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.tasks: dict[tuple[int, int | None], JobState] = {}
-        self.rests: dict[int, JobState] = {}
         for job, indices, state in _parse(lines):
-            if indices:
-                self.tasks.update({(job, index): state for index in indices})
-            elif indices is None:
-                self.tasks[job, None] = state
-                self.rests[job] = state
+            self.tasks.update({(job, index): state for index in indices or (None,)})
 
     def find(self, job: int, index: int) -> JobState | None:
         """The state of one task, or None if squeue does not show it."""
-        return self.tasks.get((job, index)) or self.rests.get(job)
+        return self.tasks.get((job, index)) or self.tasks.get((job, None))
 
     def jobs(self) -> Iterator[tuple[int, JobState]]:
         """All jobs and tasks with their states; an array comes once for each of its tasks."""
@@ -63,13 +62,25 @@ class Queue:
 
 
 def queue(user: str, clusters: Iterable[str] = ()) -> Queue:
-    """Ask squeue, once, for the jobs of ``user``, on this cluster or on those that are named.
+    """Ask squeue for the jobs of ``user``, on this cluster or on those that are named.
+
+    Once, and a second time where some tasks of an array are held and others wait.
 
     Raises:
         SlurmError: the controller gave no answer.
     """
     command = ["squeue", "--noheader", f"--user={user}", f"--format=%i{_BAR}%T{_BAR}%r{_BAR}%o"]
-    text = run(command + on(clusters))
+    command += on(clusters)
+    text = run(command)
+    found = _read(text)
+    if _MIXED.search(text):
+        # Tasks that wait are one line with all their reasons. One by one they have their own, but
+        # the last one of a list such as 0-999:3 is then missing (22.05): hence both.
+        found.tasks |= _read(run([*command, "--array"])).tasks
+    return found
+
+
+def _read(text: str) -> Queue:
     # Not splitlines(): a script's path may hold what Unicode takes for the end of a line.
     return Queue(text.split("\n"))
 

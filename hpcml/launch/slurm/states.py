@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,24 @@ from typing import Any
 from hpcml.launch.cluster import SKEW, ClusterWatcher, Queued
 from hpcml.launch.journal import Entry
 from hpcml.launch.slurm.client import SlurmError, run
-from hpcml.launch.slurm.journal import TaskId, clusters, settled, submitted_tasks
+from hpcml.launch.slurm.journal import (
+    TaskId,
+    clusters,
+    job_clusters,
+    releases,
+    settled,
+    submitted_tasks,
+)
 from hpcml.launch.slurm.query import ENDED, RUNNING, Queue, accounting, on, queue
-from hpcml.launch.slurm.reasons import end_words, words
+from hpcml.launch.slurm.reasons import end_words, is_stuck, launch_failed, words
 from hpcml.launch.slurm.text import array_list, array_tasks
 from hpcml.runs.events import parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.status import CellState, Status
+
+#: How often a task is released that nodes could not start. What one node lacks, another one has;
+#: what does not work anywhere would go on for ever.
+RELEASES = 3
 
 
 class SlurmWatcher(ClusterWatcher):
@@ -29,6 +41,7 @@ class SlurmWatcher(ClusterWatcher):
         self._queue: Queue | None = None
         self._accounts: dict[tuple[int, int | None], str] | None = None
         self._clusters: set[str] = set()
+        self._releases: Counter[tuple[int, int]] = Counter()
 
     def _question(self, entries: list[Entry]) -> list[Entry]:
         self._queue = self._accounts = None
@@ -38,6 +51,7 @@ class SlurmWatcher(ClusterWatcher):
 
     def _submitted(self, entries: list[Entry]) -> Mapping[int, list[TaskId]]:
         tasks = submitted_tasks(self._run, entries)
+        self._releases = releases(entries)
         self._jobs = {task.job for found in tasks.values() for task in found}
         return tasks
 
@@ -46,7 +60,48 @@ class SlurmWatcher(ClusterWatcher):
         state = self._queue.find(task.job, task.task)
         if state is None or state.state in ENDED:
             return None
-        return Queued(state.state in RUNNING, words(state.reason))
+        why = words(state.reason, task.job)
+        if launch_failed(state.reason):
+            why += f"; {self._remedy(task)}"
+        return Queued(state.state in RUNNING, why, is_stuck(why))
+
+    def _remedy(self, task: TaskId) -> str:
+        times = self._releases[task.job, task.task]
+        if times < RELEASES:
+            return "the sweep command given again releases it"
+        return (
+            f"it was released {times} times in vain, so this is no accident: ask the "
+            "administrators, then `hpcml cancel` the cell and give the sweep command again"
+        )
+
+    def release(self) -> list[str]:
+        """Release tasks that Slurm held after a failed launch, each at most ``RELEASES`` times.
+
+        What a person has held is left to that person.
+        """
+        held = self._launch_failed()
+        said = []
+        for cluster, jobs in job_clusters(self._entries or (), held).items():
+            names = [f"{job}_[{array_list(held[job])}]" for job in jobs]
+            for job in jobs:
+                self._run.journal("released", job=job, indices=held[job])
+            try:
+                run(["scontrol", *on([cluster] if cluster else []), "release", *names])
+            except SlurmError as error:
+                said.append(f"not released, though nodes could not start it: {error}")
+            else:
+                said.append(f"released {', '.join(names)}, which nodes could not start")
+        return said
+
+    def _launch_failed(self) -> dict[int, list[int]]:
+        """The tasks to release, by job."""
+        found: dict[int, list[int]] = {}
+        for (job, index), state in self._queue.tasks.items() if self._queue else ():
+            if job not in self._jobs or index is None or state.state in ENDED | RUNNING:
+                continue
+            if launch_failed(state.reason) and self._releases[job, index] < RELEASES:
+                found.setdefault(job, []).append(index)
+        return found
 
     def last_jobs(self, cells: Iterable[int]) -> set[int]:
         """The jobs submitted last for some cells: when they have succeeded, the cells are done."""

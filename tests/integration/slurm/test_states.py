@@ -25,6 +25,8 @@ def test_why_cells_wait(login: LoginNode) -> None:
     )
     login("sweep", recipe)
     assert ["is held" in reason for reason in login.reasons()] == [True] * 3
+    # A person has held it, who alone knows why.
+    assert "released" not in login("sweep", recipe).stderr
     assert login.states() == ["pending"] * 3
     follower = login.start("logs", "waits", "0", "-f")
     assert follower.stderr
@@ -43,6 +45,33 @@ def test_why_cells_wait(login: LoginNode) -> None:
     assert err.count("is held") == 0
     assert "running" in err
     assert follower.returncode == 0
+
+
+@pytest.mark.slurm_alone
+def test_a_node_that_cannot_start_jobs(login: LoginNode) -> None:
+    """Slurm holds what it could not start: the command given again releases it, in one call."""
+    broken, calls = login.folder / "broken", login.folder / "calls"
+    broken.touch()
+    prolog = login.write("prolog", f"#!/bin/sh\n! test -e {broken}\n")
+    prolog.chmod(0o755)
+    login.wrap("scontrol", f'echo "$@" >> {calls}\n"$REAL" "$@"\n')
+    recipe = login.recipe("unlucky", ["true"], [1, 2, 3])
+
+    def holding(text: str) -> str:
+        return text.replace(",nohold_on_prolog_fail", "") + f"Prolog={prolog}\n"
+
+    with login.cluster.configured(holding):
+        login("sweep", recipe)
+        (job,) = login.jobs()
+        wait_until(lambda: all("is held" in reason for reason in login.reasons()))
+        said = login("status").stdout
+        assert "is held: its node could not start it; the sweep command given again" in said
+        broken.unlink()
+        login.cluster.resume_nodes()
+        calls.unlink(missing_ok=True)
+        assert f"released {job}_[0-2]" in login("sweep", recipe).stderr
+        assert calls.read_text().splitlines() == [f"release {job}_[0-2]"]
+        wait_until(lambda: login.states() == ["done"] * 3)
 
 
 def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
@@ -155,7 +184,10 @@ def test_without_accounting(login: LoginNode) -> None:
     recipe = login.recipe("plain", ["true"], [1, 2], slurm={"sbatch": {"hold": True}})
     login("sweep", recipe)
     login.cluster.run("scancel", f"{login.jobs()[0]}_1")
-    assert login.reasons() == ["is held; scontrol release lets it go", "its job has left the queue"]
+    assert login.reasons() == [
+        f"is held; `scontrol release {login.jobs()[0]}` lets it go",
+        "its job has left the queue",
+    ]
     login.cluster.run("scontrol", "release", *login.jobs())
     wait_until(lambda: login.states() == ["done", "lost"], 60)
 
@@ -218,3 +250,19 @@ def test_status_asks_slurm_once(login: LoginNode, option: str) -> None:
     assert log.read_text().split() == ["squeue", "sacct"]
     if option == "--json":
         assert {cell["state"] for cell in json.loads(text)["cells"]} == {"lost"}
+
+
+def test_each_task_of_an_array_has_its_own_reason(login: LoginNode) -> None:
+    """Also those that squeue shows in one line: some are held, the others wait for something."""
+    job = login.cluster.submit(
+        "--begin=now+1hour", "--array=0-999:3", script="true", folder=login.folder
+    )
+    login.cluster.run("scontrol", "hold", f"{job}_6")
+    reasons = {
+        index: state.reason
+        for (number, index), state in queue("root").tasks.items()
+        if number == int(job)
+    }
+    assert set(reasons) == set(range(0, 1000, 3))
+    assert [index for index, reason in reasons.items() if "JobHeld" in reason] == [6]
+    login.cluster.run("scancel", job)

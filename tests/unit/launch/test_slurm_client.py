@@ -188,7 +188,7 @@ def test_stages_wait_for_the_end_of_jobs() -> None:
     ],
 )
 def test_reasons_in_words(reason: str, said: str) -> None:
-    assert said in words(reason)
+    assert said in words(reason, 12)
 
 
 def test_ends_in_words() -> None:

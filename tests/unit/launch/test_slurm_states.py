@@ -15,7 +15,7 @@ from hpcml.launch.slurm import states
 from hpcml.launch.slurm.client import SlurmError
 from hpcml.launch.slurm.journal import settled, submitted_tasks
 from hpcml.launch.slurm.query import Queue
-from hpcml.launch.slurm.states import SlurmWatcher
+from hpcml.launch.slurm.states import RELEASES, SlurmWatcher
 from hpcml.launch.watch import LocalWatcher, follow, watch
 from tests.unit.runs.fakes import FakeRun, make_cells
 
@@ -268,6 +268,122 @@ def test_tasks_are_removed_when_none_of_their_cells_needs_them(
     watcher = run.look()
     assert watcher.remove(watcher.refresh(), cancelled) is None
     assert calls == ([["scancel", *removed]] if removed else [])
+
+
+class TestHeld:
+    """Tasks that Slurm holds: what could not be started is released, a person's hold is not."""
+
+    @pytest.fixture(autouse=True)
+    def scontrol(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        calls: list[list[str]] = []
+        monkeypatch.setattr(states, "run", lambda command: calls.append(command))
+        return calls
+
+    def test_what_nodes_could_not_start_is_released(
+        self, run: SlurmRun, scontrol: list[list[str]]
+    ) -> None:
+        """In one call for all arrays; neither other runs' jobs nor those that run are touched."""
+        run.submit(12, 13)
+        run.queue(
+            "12_0 PENDING launch failed requeued held",
+            "12_1 PENDING launch failed requeued held",
+            "12_2 COMPLETING launch failed requeued held",
+            "12_3 PENDING launch failure limit exceeded requeued held.",
+            "13_0 PENDING JobHoldMaxRequeue",
+            "13_1 PENDING Dependency",
+            "99_0 PENDING launch failed requeued held",
+        )
+        watcher = run.look()
+        cell = watcher.refresh().cells[0]
+        assert (cell.state, cell.stuck) == ("pending", True)
+        assert cell.reason == (
+            "is held: its node could not start it; the sweep command given again releases it"
+        )
+        assert watcher.release() == ["released 12_[0-1,3], 13_[0], which nodes could not start"]
+        assert scontrol == [["scontrol", "release", "12_[0-1,3]", "13_[0]"]]
+
+    def test_what_never_starts_is_not_released_for_ever(
+        self, run: SlurmRun, scontrol: list[list[str]]
+    ) -> None:
+        """Each task has a budget of its own; a new submission has a new one."""
+        run.submit(12)
+        run.queue("12_0 PENDING launch failed requeued held")
+        for _ in range(RELEASES):
+            assert run.look().release()
+        run.queue(*(f"12_{index} PENDING launch failed requeued held" for index in (0, 1)))
+        assert "released 3 times in vain" in str(run.states()[0][1])
+        assert run.look().release() == ["released 12_[1], which nodes could not start"]
+        assert run.look().release()
+        assert len(scontrol) == RELEASES + 2
+        run.submit(14)
+        run.queue("14_0 PENDING launch failed requeued held")
+        assert run.look().release() == ["released 14_[0], which nodes could not start"]
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ("PENDING JobHeldUser", "is held; `scontrol release 12` lets it go"),
+            ("PENDING JobHeldAdmin", "is held by an administrator, who alone can release it"),
+            ("PENDING job requeued in held state", "`scontrol release 12` lets it go"),
+            ("SPECIAL_EXIT job_requeued_in_held_state", "`scontrol release 12` lets it go"),
+            ("SPECIAL_EXIT job requeued in special exit state", "`scontrol release 12` lets it go"),
+            ("REQUEUE_HOLD JobHeldUser", "`scontrol release 12` lets it go"),
+        ],
+    )
+    def test_what_a_person_holds_is_left_alone(
+        self, run: SlurmRun, scontrol: list[list[str]], entry: str, said: str
+    ) -> None:
+        run.submit(12)
+        run.queue(f"12_0 {entry}")
+        watcher = run.look()
+        cell = watcher.refresh().cells[0]
+        assert cell.stuck
+        assert said in str(cell.reason)
+        assert watcher.release() == []
+        assert scontrol == []
+
+    def test_jobs_on_other_clusters_are_released_there(
+        self, run: SlurmRun, scontrol: list[list[str]]
+    ) -> None:
+        number = run.submit()
+        what = {"submission": number, "part": 0, "link": 0, "offset": 0, "tasks": 4}
+        run.folder.journal("submitted", **what, job=12, cluster="west")
+        run.queue("12_0 PENDING launch failed requeued held")
+        assert run.look().release()
+        assert scontrol == [["scontrol", "--clusters=west", "release", "12_[0]"]]
+
+    def test_a_refusal_is_said(self, run: SlurmRun, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(command: list[str]) -> str:
+            raise SlurmError("scontrol: Access denied")
+
+        run.submit(12)
+        run.queue("12_0 PENDING launch failed requeued held")
+        monkeypatch.setattr(states, "run", refuse)
+        (line,) = run.look().release()
+        assert "not released" in line
+        assert "Access denied" in line
+
+    @pytest.mark.parametrize("releases", [True, False])
+    def test_only_who_runs_the_cells_releases_while_following(
+        self, run: SlurmRun, scontrol: list[list[str]], releases: bool
+    ) -> None:
+        """Once for each answer of squeue, however often the files are looked at meanwhile."""
+        run.submit(12, cells=[[0, 0]])
+        run.queue("12_0 PENDING launch failed requeued held")
+        watcher = SlurmWatcher(run.folder)
+        said: list[str] = []
+        shown: list[Any] = []
+
+        def show(status: Any) -> None:
+            shown.append(status)
+            if len(shown) == 2:
+                run.queue()
+                watcher._asked = float("-inf")
+
+        follow(watcher, show, said.append, releases=releases)
+        assert len(scontrol) == int(releases)
+        assert [line for line in said if line.startswith("released 12_[0]")] == said
+        assert len(said) == int(releases)
 
 
 def test_slurm_is_asked_at_most_so_often(run: SlurmRun) -> None:
