@@ -311,8 +311,8 @@ def _look(plan: Plan) -> tuple[list[dict[str, Any]], CellState]:
 
 def _no_report(cell: CellState) -> str:
     return (
-        f"nothing was reported from inside the image, the job is {cell.state}: {cell.reason}; is "
-        "there a Python of 3.9 or newer (container.python)?"
+        f"nothing was reported from inside the image, the job is {cell.state}: {cell.reason}; the "
+        "image needs a Python of 3.9 or newer (container.python)"
     )
 
 

@@ -17,6 +17,7 @@ from hpcml.plan.resources import Resources
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.problems import Problems
+from hpcml.site.images import known_images
 from hpcml.site.schema import Site
 from hpcml.site.volcano import Toleration
 
@@ -187,6 +188,8 @@ def _registry_name(image: str, site: Site, loaded: LoadedRecipe) -> str:
         name = image
     elif scheme != "docker":
         name = ""
+    if name in known_images():
+        name = ""  # a file of other sites
     if not name or name.endswith((".sif", ".sqsh")) or name.startswith("/"):
         where = loaded.document.where("container.image") if loaded.recipe.container else None
         raise UserError(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
+from hpcml.cli.container import command
 from hpcml.errors import UserError
+from hpcml.site.image_check import NEEDS, checks
+from hpcml.site.images import known_images
 
 from .conftest import Invoke
 
@@ -82,3 +88,42 @@ def test_an_image_that_is_there_is_kept(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "images" / "torch-2.9.0-1.sif").touch()
     with pytest.raises(UserError, match="is there already; --force"):
         invoke("container", "build", "torch", "--site", site(tmp_path, APPTAINER))
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "containers.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page_can_be_given() -> None:
+    lines = re.findall(r"\$ hpcml container ([^#\n]*)", PAGE)
+    assert len(lines) >= 7
+    for line in lines:
+        name, *words = shlex.split(line)
+        chosen = command.commands[name]
+        context = chosen.make_context(name, words)
+        named = context.params.get("name") or "base"
+        assert named in known_images(), line
+    for text in re.findall(r"docker push \S+/(\S+)", PAGE):
+        name, _, tag = text.partition(":")
+        assert known_images()[name].tag == tag
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of a check is what is said of an image that has Python alone."""
+    from hpcml.cli.site import print_checks
+
+    no = "ModuleNotFoundError: No module named 'torch'"
+    need = NEEDS["train torch"]
+    report = {
+        "python": "3.11.2",
+        "executable": "/usr/bin/python3",
+        "libc": "glibc-2.36",
+        "user_packages": [],
+        "shared_memory": 24105 * 2**20,
+        "torch": {"error": no},
+        "sum": None,
+        "packages": {name: {"version": None, "error": no} for name in need.packages},
+        "modules": {},
+    }
+    click.echo("/shared/containers/base-3.12.13-1.sif on n1")
+    assert not print_checks(checks([report], [need.kind], 2, 0, True), len(need.kind))
+    assert f"```\n{capsys.readouterr().out}```" in PAGE

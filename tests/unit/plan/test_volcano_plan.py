@@ -212,6 +212,7 @@ partitions:
         ("container: {image: x, binds: [/data]}\n", "", "pods see what the site says"),
         ("container: {image: /images/x.sif}\n", "", "images from a registry"),
         ("container: {image: 'oras://x/y'}\n", "", "images from a registry"),
+        ("container: {image: torch}\n", "", "images from a registry"),
     ],
 )
 def test_what_pods_cannot_do(tmp_path: Path, recipe: str, site: str, text: str) -> None:
