@@ -185,12 +185,19 @@ class Training:
 
     def run(self) -> int:
         """Train; returns the exit code."""
-        checkpoint = self.course.find_checkpoint()
-        if checkpoint is not None:
-            self.restore(checkpoint)
-        if not self.course.progress.finished:
-            self.train()
-        return self.course.finish(self)
+        try:
+            checkpoint = self.course.find_checkpoint()
+            if checkpoint is not None:
+                self.restore(checkpoint)
+            if not self.course.progress.finished:
+                self.train()
+            return self.course.finish(self)
+        finally:
+            # Each part holds its hooks, and autograd holds each part for them, where Python cannot
+            # see it. What stays for ever is left empty, so that the groups' threads end.
+            for part in self.parts:
+                vars(part).clear()
+            gc.unfreeze()
 
     def train(self) -> None:
         """Step after step, and what follows from each."""

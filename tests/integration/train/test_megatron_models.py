@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -144,3 +145,13 @@ def test_a_vocabulary_that_is_too_small_is_refused(
     cell = make_cell(model=small, engine="megatron")
     with pytest.raises(TrainingError, match="they don't belong together"):
         cells.train(cell, data_root)
+
+
+def test_nothing_is_left_of_a_training(make_cell: MakeCell, data_root: Path) -> None:
+    """The model and its groups: the threads of each group never sleep for long."""
+    found = []
+    for name in ("first", "second"):
+        assert cells.train(make_cell(name, engine="megatron"), data_root) == 0
+        gc.collect()
+        found.append(len(list(Path("/proc/self/task").iterdir())))
+    assert found[1] < found[0] + 10
