@@ -146,6 +146,8 @@ class Runner:
                 if self._engine is not None and (self._asked or not self._engine.ready):
                     self._take(self._engine.poll(_WAIT_SECONDS))
             except EngineDied as death:
+                if self._stop.requested:  # what asked this one to leave may have reached the engine
+                    return False
                 self._bury(str(death))
             self._finish_shards()
             self._flush()

@@ -260,8 +260,11 @@ def host_python_binds() -> list[str]:
     """Options that make this Python, with all that is installed for it, run in the image.
 
     The image is of the same Debian release, so that a Python of Debian itself is in it already.
+    Packages may lie elsewhere, where a .pth file says.
     """
-    folders = {sys.prefix, sys.base_prefix} - {"/usr"}
+    packages = {path for path in sys.path if path.endswith("-packages")}
+    folders = {sys.prefix, sys.base_prefix, *packages} - {"/usr"}
+    folders = {f for f in folders if not any(f.startswith(f"{other}/") for other in folders)}
     return [f"--bind={folder}:{folder}:ro" for folder in sorted(folders)]
 
 

@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.cluster.fixtures import SlurmCluster
-from tests.conftest import Hpcml, kill_everything_of, wait_until
+from tests.cluster.fixtures import SlurmCluster, host_python_binds
+from tests.conftest import Hpcml, kill, kill_everything_of, of_folder, wait_until
+from tests.infer_models import make_model, questions
 
 # Shells, other programs' syntax, and the runtime's own evaluation of variables.
 NASTY = [
@@ -276,12 +278,12 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def slurm_site(hpcml: Hpcml) -> None:
+def slurm_site(hpcml: Hpcml, *options: str) -> None:
     hpcml.write(
         "here.yaml",
         "name: here\nscheduler: slurm\nsignal: {name: USR1, lead: 30s}\n"
         f"python: {sys.executable}\n"
-        "container: {runtime: apptainer, options: [--cleanenv]}\n",
+        f"container: {{runtime: apptainer, options: {json.dumps(['--cleanenv', *options])}}}\n",
     )
 
 
@@ -349,3 +351,69 @@ def test_term_saves_on_all_nodes(hpcml: Hpcml, image: Path, slurm_cluster: Slurm
     assert (json.loads(ended)["code"], json.loads(ended)["cause"]) == (75, "stopped")
     assert "asked by USR1" in (cell / "log.1.out").read_text()
     slurm_cluster.run("scancel", str(job))
+
+
+def test_an_inference_shared_by_two_images(
+    hpcml: Hpcml,
+    image: Path,
+    slurm_cluster: SlurmCluster,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One engine dies inside; the answers are those of a run outside of any image."""
+    pytest.importorskip("torch", reason="the engine transformers is not installed")
+    rows = 400
+    plain = Hpcml(tmp_path_factory.mktemp("plain"))
+    model = make_model(hpcml.folder / "model")
+    infer = {
+        "model": str(model),
+        "input": {"files": "in.jsonl", "key": "id"},
+        "prompt": "{{ question }}",
+        "engine_args": {"dtype": "float32"},
+        "shard_rows": 16,
+    }
+    text = {
+        "name": "ask",
+        "kind": "infer",
+        "params": {"temperature": 0, "max_tokens": 24},
+        "resources": {"time": "5m"},
+        "retry": {"killed": 5},
+    }
+    lines = [json.dumps({"id": f"k{n}", "question": q}) for n, q in enumerate(questions(rows))]
+    for here in (plain, hpcml):
+        here.environment["OMP_NUM_THREADS"] = "1"
+        here.write("in.jsonl", "\n".join(lines))
+    slurm_site(hpcml, *host_python_binds())
+    container = {"image": str(image), "python": sys.executable}
+    hpcml.write(
+        "ask.yaml", json.dumps({**text, "container": container, "infer": {**infer, "workers": 2}})
+    )
+    hpcml("infer", "--batch", "ask.yaml", "--site", hpcml.folder / "here.yaml")
+    parts = "runs/*/*/cells/*/rounds/1/parts/*.arrow"
+    wait_until(lambda: any(hpcml.folder.glob(parts)), 120, "the first shard")
+    inside = of_folder(hpcml.folder, "hpcml.infer.process")
+    assert inside, "all shards were answered before anything could be killed"
+    assert all(in_image(pid) for pid in inside)
+    kill(inside[0])
+    wait_until(lambda: all_done(hpcml), 240, "the end")
+    plain.write("ask.yaml", json.dumps({**text, "infer": infer}))
+    plain("infer", "--batch", "ask.yaml")
+    proof, mine = answered(hpcml)
+    assert (proof["rows_in"], proof["rows_out"], proof["duplicates"]) == (rows, rows, 0)
+    assert mine == answered(plain)[1]
+    logs = hpcml.cell_dirs()[0].glob("workers/*/log.*.out")
+    assert any("the engine died (signal 9)" in log.read_text() for log in logs)
+
+
+def in_image(pid: int) -> bool:
+    """Whether the root of a process is another one than ours."""
+    return os.stat(f"/proc/{pid}/root/").st_dev != os.stat("/").st_dev
+
+
+def answered(hpcml: Hpcml) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """The proof of an inference, and its answers."""
+    (cell,) = hpcml.cell_dirs()
+    rows = pq.read_table(cell / "output.parquet").to_pylist()
+    return (
+        json.loads((cell / "merge.json").read_text()),
+        [(row["key"], row["answer"], row["output_tokens"]) for row in rows],
+    )

@@ -192,6 +192,24 @@ def test_an_engine_that_never_starts_ends_the_work(tmp_path: Path) -> None:
         run(make_job(tmp_path), Stillborn())
 
 
+def test_a_signal_that_reaches_the_engine_as_well_is_no_failure(tmp_path: Path) -> None:
+    """As scancel and preemption send it, to all processes of a job, even one that starts."""
+    write_input(tmp_path, ["a"] * 3)
+
+    class Asked:
+        requested = False
+
+    class Struck(StandIn):
+        def poll(self, timeout: float) -> list:  # type: ignore[type-arg]
+            Asked.requested = True
+            raise EngineDied("signal 15")
+
+    job = make_job(tmp_path)
+    assert run(job, Struck(), Asked()) == AGAIN
+    assert run(job) == DONE
+    assert proof(job)["errors"] == {}
+
+
 def test_a_stopped_worker_leaves_its_shards_to_others(tmp_path: Path) -> None:
     write_input(tmp_path, [f"question {number}" for number in range(30)])
     first, second = make_job(tmp_path, shard_rows=10), make_job(tmp_path, shard_rows=10, worker=1)

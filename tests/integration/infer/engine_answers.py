@@ -1,6 +1,6 @@
-"""Run by the Python that has vLLM: one engine, questions of many kinds; prints what came back.
+"""Run by the Python that has the engine: questions of many kinds; prints what came back.
 
-python vllm_answers.py MODEL [ADAPTER]
+python engine_answers.py vllm|sglang MODEL [ADAPTER]
 """
 
 from __future__ import annotations
@@ -15,11 +15,25 @@ from typing import Any
 from hpcml.infer.engine import EngineConfig, EngineError, Request, make_engine
 
 ARGUMENTS = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 256 << 20,
-    "max_model_len": 512,
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    "vllm": {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 256 << 20,
+        "max_model_len": 512,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    },
+    "sglang": {
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "max_total_tokens": 16384,
+        "context_length": 512,
+        "skip_server_warmup": True,
+        "constrained_json_disable_any_whitespace": True,
+        "log_level": "error",
+    },
 }
 PLAIN = {"temperature": 0.0, "max_tokens": 12, "n": 1}
 DRAWN = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_tokens": 12, "n": 2}
@@ -65,13 +79,14 @@ def ask(engine: Any, asked: list[Request]) -> dict[int, Any]:
 
 def main() -> None:
     """Print a JSON object of answers by name."""
-    model = Path(sys.argv[1])
-    adapter = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    config = EngineConfig("vllm", model, adapter, {}, ARGUMENTS, None)
+    name, model = sys.argv[1], Path(sys.argv[2])
+    adapter = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    arguments = ARGUMENTS[name]
+    config = EngineConfig(name, model, adapter, {}, arguments, None)
     printed: dict[str, Any] = {}
-    for wrong in ({"max_num_seq": 4}, {"tensor_parallel_size": 2}):
+    for wrong in ({"max_num_seq": 4}, {"tensor_parallel_size": 2}, {"tp_size": 2}):
         try:
-            make_engine(EngineConfig("vllm", model, None, {}, {**ARGUMENTS, **wrong}, None))
+            make_engine(EngineConfig(name, model, None, {}, {**arguments, **wrong}, None))
         except EngineError as error:
             printed[f"refused {next(iter(wrong))}"] = str(error)
     engine = make_engine(config)
