@@ -621,7 +621,10 @@ _GENERATION = (
         "repetition_penalty", "Generation", "number",
         "Divides the scores of tokens that were there before; 1 is none.",
         default=1.0, above=0,
-        engines=_sampling("repetition_penalty", "repetition_penalty", "repetition_penalty"),
+        engines={
+            **_sampling("repetition_penalty", transformers="repetition_penalty"),
+            "sglang": '`sampling_params["repetition_penalty"]`, for tokens of the answer alone',
+        },
     ),
     Hyperparameter(
         "presence_penalty", "Generation", "number",

@@ -61,6 +61,7 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
             {**PLAIN, "max_tokens": 80, "presence_penalty": 2.0, "frequency_penalty": 2.0},
         ),
         ("repetition", {**PLAIN, "repetition_penalty": 1.8}),
+        ("longer repetition", {**PLAIN, "max_tokens": 80, "repetition_penalty": 1.8}),
         ("minimum", {**PLAIN, "min_tokens": 12}),
         ("stop", {**PLAIN, "stop": ["7"], "max_tokens": 40}),
         ("bad", {**PLAIN, "regex": "(("}),

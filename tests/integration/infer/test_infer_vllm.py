@@ -124,7 +124,7 @@ def test_the_same_answers_as_transformers(asking: Asking, new_asking: Callable[[
     other.recipe(params=params)
     other()
     parts = "runs/*/*/cells/*/rounds/1/parts/*.arrow"
-    wait_until(lambda: any(asking.hpcml.folder.glob(parts)) or process.poll() is not None)
+    wait_until(lambda: any(asking.hpcml.folder.glob(parts)) or process.poll() is not None, 300)
     for pid in of_folder(asking.hpcml.folder, "hpcml.infer.process"):
         kill(pid)
     time.sleep(0.1)
