@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import click
 
 from hpcml.cli.options import root_option
 from hpcml.errors import UserError
+from hpcml.files import plain_errors
 
 if TYPE_CHECKING:
     from hpcml.plan import Plan
@@ -51,52 +53,39 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_images(site: str | None, as_json: bool) -> None:
     """List the images that hpcml has definitions of, and those in the site's folder."""
-    from hpcml.recipe.units import format_memory
     from hpcml.site.images import files_of, folder_of_images, known_images
     from hpcml.site.search import find_site
 
     found = find_site(site).site
     settings = found.container
-    there, folder = {}, None
+    there: dict[str, ImageFile] = {}
+    folder = None
     if settings is not None and settings.images is not None:
         folder = folder_of_images(settings, found.name)
         there = files_of(folder)
-    names = {image.file(settings.runtime): image for image in known_images().values() if settings}
+    images = [
+        (image, there.pop(image.file(settings.runtime), None) if settings else None)
+        for image in known_images().values()
+    ]
     if as_json:
         document = {
             "site": found.name,
             "folder": str(folder) if folder else None,
-            "images": [
-                {
-                    **image.model_dump(),
-                    "file": _described(
-                        there.get(image.file(settings.runtime)) if settings else None
-                    ),
-                }
-                for image in known_images().values()
-            ],
-            "others": [_described(file) for name, file in there.items() if name not in names],
+            "images": [{**image.model_dump(), "file": _described(file)} for image, file in images],
+            "others": [_described(file) for file in there.values()],
         }
         click.echo(json.dumps(document, indent=2))
         return
-    for image in known_images().values():
-        file = there.get(image.file(settings.runtime)) if settings else None
-        state = (
-            f"{format_memory(file.size // 2**20 * 2**20)}, {_day(file.time)}"
-            if file
-            else "not there"
-        )
+    for image, file in images:
+        state = _size_and_day(file) if file else "not there"
         click.echo(f"{image.name:<10} {image.tag:<12} {state:<24} {', '.join(image.serves)}")
         versions = ", ".join(f"{name} {version}" for name, version in image.versions.items())
         click.echo(click.style(f"{'':<10} {versions}\n{'':<10} from {image.base}", dim=True))
     for name, file in there.items():
-        if name not in names:
-            size = format_memory(file.size // 2**20 * 2**20)
-            click.echo(f"{name}: {size}, {_day(file.time)}")
-    where = f"images of site {found.name} lie in {folder}" if folder else (
-        f"site {found.name} has no folder of images (container.images)"
-    )  # fmt: skip
-    click.echo(where, err=True)
+        click.echo(f"{name}: {_size_and_day(file)}")
+    has = f"images of site {found.name} lie in {folder}"
+    has_none = f"site {found.name} has no folder of images (container.images)"
+    click.echo(has if folder else has_none, err=True)
 
 
 @command.command("build")
@@ -216,28 +205,52 @@ def check(
     IMAGE is what a recipe may have as container.image. A short job is submitted. It is cancelled,
     and its files are removed, when the command ends.
     """
-    from hpcml.cli.site import ended_by_signals, print_checks
-    from hpcml.launch.errand import errand
-    from hpcml.plan.plan import runs_root
     from hpcml.recipe.load import load_stages
-    from hpcml.site import image_check
-    from hpcml.site.check import Check
-    from hpcml.site.images import known_images
     from hpcml.site.search import find_site
 
     found = find_site(site)
-    stages = load_stages(recipe) if recipe else []
-    kinds = list(dict.fromkeys(image_check.kind_of(loaded.recipe) for loaded in stages))
-    required = True
-    if not stages:
+    if recipe is None:
         if image is None:
             raise UserError("give an IMAGE, or a --recipe that has one")
-        required = image in known_images()
+        parts: list[list[LoadedRecipe]] = [[]]
+    else:
+        # Stages may have images of their own.
+        groups: dict[str, list[LoadedRecipe]] = {}
+        for loaded in load_stages(recipe):
+            key = json.dumps(None if image else loaded.document.data.get("container"))
+            groups.setdefault(key, []).append(loaded)
+        parts = list(groups.values())
+    good = True
+    for stages in parts:
+        good &= _check(found, image, stages, gpus, settings, root)
+    context.exit(0 if good else 1)
+
+
+def _check(
+    found: FoundSite,
+    image: str | None,
+    stages: list[LoadedRecipe],
+    gpus: int | None,
+    settings: tuple[str, ...],
+    root: Path | None,
+) -> bool:
+    """Look into one image, for some stages of a recipe or by itself; whether it will do."""
+    from hpcml.cli.site import ended_by_signals, print_checks
+    from hpcml.launch.errand import errand
+    from hpcml.plan.plan import runs_root
+    from hpcml.site import image_check
+    from hpcml.site.check import Check
+    from hpcml.site.images import known_images
+
+    kinds = list(dict.fromkeys(image_check.kind_of(loaded.recipe) for loaded in stages))
+    required = bool(stages) or image in known_images()
+    if image is not None and not stages:
         kinds = known_images()[image].serves if required else list(image_check.NEEDS)
     job = _probe(found.site, image, stages, gpus, image_check.wanted(kinds))
     folder = runs_root(found.site, root)
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".container-", dir=folder))
+    with plain_errors(f"write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".container-", dir=folder))
     try:
         with ended_by_signals(), errand(job, found, scratch, settings) as plan:
             reports, cell = _look(plan)
@@ -245,10 +258,10 @@ def check(
         shutil.rmtree(scratch, ignore_errors=True)
     click.echo(f"{plan.image}" + (f" on {reports[0]['host']}" if reports else ""))
     if not reports:
-        context.exit(0 if print_checks([Check("start", False, _no_report(cell))]) else 1)
+        return print_checks([Check("start", False, _no_report(cell))])
     resources = plan.resources
     seen = image_check.checks(reports, kinds, resources.processes, resources.gpus, required)
-    context.exit(0 if print_checks(seen, max(map(len, [*kinds, "all-reduce"]))) else 1)
+    return print_checks(seen, max(map(len, [*kinds, "all-reduce"])))
 
 
 def _probe(
@@ -356,7 +369,7 @@ def _make(
         "name": "container_build" if files else "container_pull",
         "kind": "command",
         # Each time a run of its own: whether the image is there is seen in its folder.
-        "params": {"image": target.name, "begun": time.strftime("%Y-%m-%d %H:%M:%S")},
+        "params": {"image": target.name, "begun": datetime.now().isoformat()},
         "resources": {"cpus": 4, "time": "2h"},
         "command": {
             "run": [python, "-m", "hpcml.worker.image", program, source, str(target.absolute())]
@@ -439,5 +452,8 @@ def _described(file: ImageFile | None) -> dict[str, Any] | None:
     return {**file._asdict(), "path": str(file.path)} if file else None
 
 
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(seconds))
+def _size_and_day(file: ImageFile) -> str:
+    from hpcml.recipe.units import format_memory
+
+    day = time.strftime("%Y-%m-%d", time.localtime(file.time))
+    return f"{format_memory(file.size // 2**20 * 2**20)}, {day}"

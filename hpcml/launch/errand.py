@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpcml.errors import UserError
 from hpcml.launch.drive import drive, only_driver
 from hpcml.launch.submit import create_run, next_submission, submit_here, submit_to_cluster
 from hpcml.launch.watch import follow, watch
@@ -50,7 +51,12 @@ def errand(
         (folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
         for file, text in (files or {}).items():
             (folder / file).write_text(text, encoding="utf-8")
-        plan = compile_plan(load_recipe(folder / "recipe.yaml", settings), site, root)
+        path = folder / "recipe.yaml"
+        try:
+            plan = compile_plan(load_recipe(path, settings), site, root)
+        except UserError as error:
+            # Nobody else sees that file.
+            raise UserError(str(error).replace(f"{path}:1: ", "")) from None
         # Whatever git work tree the folder for temporary files lies in.
         yield replace(plan, project=folder, directory=".")
 

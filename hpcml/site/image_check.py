@@ -145,11 +145,11 @@ def _torch(report: dict[str, Any], gpus: int, required: bool) -> Iterator[Check]
     yield Check("torch", True, f"{found['version']}, built {build}")
     if not gpus:
         yield Check("GPUs", None, "the job had none; --gpus N asks for some")
-    elif found["gpus"]:
+    elif len(found["gpus"]) >= gpus:
         names = ", ".join(dict.fromkeys(found["gpus"]))
         yield Check("GPUs", True, f"{len(found['gpus'])} of {names}; NCCL {found['nccl']}")
     else:
-        why = found.get("gpu_error", "torch sees none")
+        why = found.get("gpu_error", f"torch sees {len(found['gpus']) or 'none'}")
         hint = "take an image whose torch is built for CUDA"
         if found["cuda"]:
             hint = (

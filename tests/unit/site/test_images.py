@@ -174,6 +174,7 @@ NO_GPUS = {"version": "2.9.0", "cuda": "13.0", "gpus": [], "nccl": None}
     ("changes", "line", "words"),
     [
         ({"torch": NO_GPUS}, "GPUs", "2, and torch sees none; set container.gpu"),
+        ({"torch": {**NO_GPUS, "gpus": ["H100"]}}, "GPUs", "the job had 2, and torch sees 1; set"),
         ({"torch": {**NO_GPUS, "cuda": None}}, "GPUs", "whose torch is built for CUDA"),
         ({"torch": {**NO_GPUS, "gpu_error": "old driver"}}, "GPUs", "and old driver; set"),
         ({"torch": {"error": "ImportError: x"}, "sum": None}, "torch", "ImportError: x"),
