@@ -35,7 +35,9 @@ def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     wanted = {find_cell(folder, cell)["index"] for cell in cells}
     chosen = [cell for cell in with_pending(folder, status) if not wanted or cell.index in wanted]
     open_cells = [
-        cell for cell in chosen if cell.state not in ("done", "failed") and not cell.cancelled
+        cell
+        for cell in chosen
+        if cell.state not in ("done", "failed", "dropped") and not cell.cancelled
     ]
     if wanted:
         for cell in chosen:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
@@ -20,6 +21,9 @@ def describe(submission: Submission) -> str:
     total, left = len(plan.cells), len(submission.indices)
     over = f" over {', '.join(plan.swept)}" if plan.swept else ""
     lines = [f"{plan.name}: {_count(total, 'cell')}{over} on site {plan.site.name}"]
+    if plan.halving is not None and submission.rung is not None:
+        lines += [f"  {_course(plan.halving, total)}", f"  {of_rung(submission)}"]
+        total = plan.halving["cells"][submission.rung - 1]
     if left < total:
         before = "done before" if plan.site.scheduler == "local" else "done or queued before"
         lines.append(f"  {total - left} {before}, {left} left to run")
@@ -45,14 +49,42 @@ def describe(submission: Submission) -> str:
     return "\n".join(lines)
 
 
-def calls(submission: Submission) -> Iterator[str]:
+def of_rung(submission: Submission) -> str:
+    """A line on a rung of a halving."""
+    halving, rung = submission.plan.halving, submission.rung
+    assert halving is not None
+    assert rung is not None
+    return (
+        f"rung {rung} of {len(halving['steps'])}: "
+        f"{_count(len(submission.indices), 'cell')} to step {halving['steps'][rung - 1]:,}"
+    )
+
+
+def _course(halving: Mapping[str, Any], total: int) -> str:
+    """How far how many cells go, and how much of a whole sweep that is."""
+    steps, before = 0, 0
+    for cells, end in zip(halving["cells"], halving["steps"], strict=True):
+        steps += cells * (end - before)
+        before = end
+    whole = total * before
+    rungs = ", ".join(
+        f"{cells:,} to {end:,}"
+        for cells, end in zip(halving["cells"], halving["steps"], strict=True)
+    )
+    return (
+        f"halving by {halving['metric']} ({halving['mode']}), cells to step: {rungs}; "
+        f"{steps:,} steps in all, {steps / whole:.0%} of the {whole:,} of every cell to the end"
+    )
+
+
+def calls(submission: Submission, before: Sequence[str] = ()) -> Iterator[str]:
     """The commands that would submit it, one a line; none where no other program does."""
     plan = submission.plan
     if plan.site.scheduler != "slurm":
         return
     script = plan.folder / "scripts" / f"{submission.number:03}.sh"
     names: dict[int, str] = {}
-    needs = [f"<the job of {need.name}>" for need in plan.needs]
+    needs = [*(f"<the job of {need.name}>" for need in plan.needs), *before]
     for part in submission.parts:
         after = None if part.after is None else names[part.after]
         for link in range(plan.links):

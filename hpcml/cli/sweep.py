@@ -72,30 +72,32 @@ def command(
 
 def preview(plan: Plan) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
-    from hpcml.cli.preview import calls, describe, text_of
-    from hpcml.launch.submit import next_submission
+    from hpcml.cli.preview import calls, describe, of_rung, text_of
+    from hpcml.launch.submit import next_submissions
 
-    submission = next_submission(plan)
-    click.echo(describe(submission), err=True)
-    if submission.indices:
-        for line in calls(submission):
-            click.echo(line, err=True)
-        click.echo(text_of(submission), nl=False)
+    after: list[str] = []
+    for submission in next_submissions(plan):
+        click.echo(f"  {of_rung(submission)}" if after else describe(submission), err=True)
+        if submission.indices:
+            for line in calls(submission, after):
+                click.echo(line, err=True)
+            click.echo(text_of(submission), nl=False)
+        after = [f"<the jobs of rung {submission.rung}>"]
 
 
 def run_plans(plans: list[Plan], *, wait: bool) -> int:
     """Run the stages of a recipe, mostly one; the exit code is that of the first that fails."""
     from hpcml.cli.preview import text_of
-    from hpcml.launch.submit import create_run, left_before, next_submission
+    from hpcml.launch.submit import create_run, left_before, next_submissions
 
-    previews = [next_submission(plan) for plan in plans]
+    previews = [next_submissions(plan)[0] for plan in plans]
     for preview in previews:
         text_of(preview)  # a fault must show before anything is made
     runs: list[RunFolder] = []
     later: list[str] = []
     for plan, preview in zip(plans, previews, strict=True):
         if plan.site.scheduler == "local":
-            code = _run_here(next_submission(plan), create_run(plan))
+            code = _run_here(next_submissions(plan), create_run(plan))
         else:
             # Volcano has no job that waits for the end of others.
             before = left_before(plan) if plan.site.scheduler == "volcano" else []
@@ -106,6 +108,11 @@ def run_plans(plans: list[Plan], *, wait: bool) -> int:
             if not code:
                 runs.append(create_run(plan))
                 code = _hand_over(plan, preview.snapshot, runs[-1])
+                if plan.halving is not None and plan.site.scheduler == "volcano" and not code:
+                    if wait:
+                        code = _later_rungs(plan, preview.snapshot, runs[-1])
+                    else:
+                        later.append(f"{plan.name}: a rung begins when the one before is over")
         if code:
             _say_what_waits(plan, plans)
             return code
@@ -125,28 +132,58 @@ def _follow_all(runs: list[RunFolder]) -> int:
     return code
 
 
+def _later_rungs(plan: Plan, code: Snapshot, run: RunFolder) -> int:
+    """Submit the rungs of a halving, each when the one before is over; returns the exit code."""
+    from hpcml.worker.halving import NotOver, choose
+
+    assert plan.halving is not None
+    for rung in range(2, len(plan.halving["steps"]) + 1):
+        if rung in run.choices():
+            continue
+        if _look(run) is None:
+            return 130
+        try:
+            choose(str(run.path), rung)
+        except NotOver as error:
+            click.echo(f"hpcml: {error}", err=True)
+            return 1
+        if failed := _hand_over(plan, code, run):
+            return failed
+    return 0
+
+
 def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
     waiting = [other.name for other in plans[plans.index(plan) + 1 :]]
     if waiting:
         click.echo(f"{', '.join(waiting)} not begun; give the command again to go on", err=True)
 
 
-def _run_here(submission: Submission, run: RunFolder) -> int:
-    """Run the cells on this machine, to their end."""
+def _run_here(submissions: list[Submission], run: RunFolder) -> int:
+    """Run the cells on this machine, to their end, one rung after another."""
     from hpcml.launch.drive import only_driver
-    from hpcml.launch.submit import renew_plan
+    from hpcml.launch.submit import begin_rung, renew_plan
+    from hpcml.worker.halving import NotOver
 
     with only_driver(run):
-        run = renew_plan(submission.plan, run)
-        interrupted, status = _drive(submission, run)
+        run = renew_plan(submissions[0].plan, run)
+        interrupted, status = _drive(submissions[0], run)
+        for submission in submissions[1:]:
+            if interrupted:
+                break
+            try:
+                following = begin_rung(submission, run)
+            except NotOver as error:
+                click.echo(f"hpcml: {error}", err=True)
+                break
+            interrupted, status = _drive(following, run, first=False)
     code = _finish(run, status)
     return 130 if interrupted else code
 
 
-def _drive(submission: Submission, run: RunFolder) -> tuple[bool, Status]:
+def _drive(submission: Submission, run: RunFolder, first: bool = True) -> tuple[bool, Status]:
     """Run the tasks of a submission to their end: whether it was interrupted, and the states."""
     from hpcml.cli import text
-    from hpcml.cli.preview import describe
+    from hpcml.cli.preview import describe, of_rung
     from hpcml.cli.view import progress
     from hpcml.launch.drive import drive
     from hpcml.launch.submit import submit_here
@@ -154,7 +191,7 @@ def _drive(submission: Submission, run: RunFolder) -> tuple[bool, Status]:
 
     interrupted = False
     watcher = Watcher(run)
-    click.echo(describe(submission), err=True)
+    click.echo(describe(submission) if first else of_rung(submission), err=True)
     if submission.indices:
         scheduler = submit_here(submission, run)
         with progress(run) as view:
@@ -177,7 +214,7 @@ def _finish(run: RunFolder, status: Status) -> int:
         write_parquet(ranked, run.results_file)
     except UserError as error:
         click.echo(f"hpcml: {error}", err=True)
-    return 0 if status.counts() == {"done": len(run)} else 1
+    return 0 if status.complete else 1
 
 
 def add_workers(plan: Plan, count: int) -> int:
@@ -195,7 +232,7 @@ def add_workers(plan: Plan, count: int) -> int:
     if plan.site.scheduler == "local":
         # Beside the command that runs the others: workers have nothing in common.
         interrupted, status = _drive(submission, run)
-        return 130 if interrupted else int(status.counts() != {"done": len(run)})
+        return 130 if interrupted else int(not status.complete)
     with only_driver(run) as lock:
         settle(run)
         click.echo(describe(submission), err=True)
@@ -213,17 +250,20 @@ def add_workers(plan: Plan, count: int) -> int:
 
 def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     """Give the cells to a cluster's scheduler, which goes on without this command."""
-    from hpcml.cli.preview import describe
+    from hpcml.cli.preview import describe, of_rung
     from hpcml.launch.cluster import PartlySubmitted
     from hpcml.launch.drive import only_driver
     from hpcml.launch.submit import (
-        next_submission,
+        begin_next_rung,
+        begin_rung,
+        next_submissions,
         release,
         renew_plan,
         settle,
         submit_to_cluster,
         wait_longer,
     )
+    from hpcml.worker.halving import NotOver
 
     with only_driver(run) as lock:
         run = renew_plan(plan, run)
@@ -234,16 +274,24 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         if plan.needs and plan.site.scheduler == "slurm":
             wait_longer(plan, run)
         # Once more: what another command has submitted meanwhile is seen only under the lock.
-        submission = next_submission(plan, code)
-        click.echo(describe(submission), err=True)
-        if not submission.indices:
-            return 0
+        if plan.site.scheduler == "volcano":
+            begin_next_rung(plan, run)
+        first, *further = next_submissions(plan, code)
+        jobs: list[str] = []
         try:
-            jobs = submit_to_cluster(submission, run, lock)
-        except PartlySubmitted as error:
+            first = begin_rung(first, run)
+            click.echo(describe(first), err=True)
+            if first.indices:
+                jobs = submit_to_cluster(first, run, lock)
+            # Volcano has no job that waits for the end of others.
+            for submission in further if plan.site.scheduler == "slurm" else ():
+                click.echo(f"  {of_rung(submission)}, when the one before is over", err=True)
+                jobs += submit_to_cluster(submission, run, lock, jobs)
+        except (PartlySubmitted, NotOver) as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
-    _say_submitted(jobs)
+    if jobs:
+        _say_submitted(jobs)
     return 0
 
 
@@ -260,14 +308,20 @@ def _say_what_next(runs: list[RunFolder]) -> None:
 
 
 def _follow(run: RunFolder) -> int:
-    """Show a run on a cluster until its end."""
+    """Show a run on a cluster until its end, and how it ended; returns the exit code."""
+    status = _look(run)
+    return 130 if status is None else _finish(run, status)
+
+
+def _look(run: RunFolder) -> Status | None:
+    """Show a run on a cluster until nothing of it is left there; None if the user had enough."""
     from hpcml.cli.view import progress
     from hpcml.launch.watch import follow, watch
     from hpcml.runs.find import reference
 
     try:
         with progress(run) as view:
-            status = follow(watch(run), view.refresh, view.say, releases=True)
+            return follow(watch(run), view.refresh, view.say, releases=True)
     except KeyboardInterrupt:
         name = reference(run)
         click.echo(
@@ -275,5 +329,4 @@ def _follow(run: RunFolder) -> int:
             f"hpcml cancel {name} ends them",
             err=True,
         )
-        return 130
-    return _finish(run, status)
+        return None

@@ -28,6 +28,7 @@ _COLOURS = {
     "lost": "yellow",
     "stopped": "yellow",
     "pending": "dim",
+    "dropped": "dim",
 }
 
 

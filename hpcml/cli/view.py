@@ -19,7 +19,7 @@ from hpcml.cli.tables import (
 from hpcml.runs.find import reference
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Results
-from hpcml.runs.status import STATES, CellState, Status, with_pending
+from hpcml.runs.status import STATES, CellState, Status, waits_for_rung, with_pending
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -252,7 +252,8 @@ def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
     if failed:
         steps.append(("See why a cell failed", f"hpcml logs {run} {failed[0].index}"))
     # A pending cell with a reason waits in the queue of a scheduler.
-    queued = any(cell.reason for cell in status.in_state("pending"))
+    waiting = status.in_state("pending")
+    queued = any(cell.reason for cell in waiting if cell.reason != waits_for_rung(cell))
     if queued or status.in_state("running"):
         steps.append(("See how far it is", f"hpcml status {run}"))
     elif left := _unfinished(status):
@@ -274,7 +275,7 @@ def _only_apart(run: RunFolder, cell: CellState) -> bool:
 
 
 def _unfinished(status: Status) -> int:
-    return status.total - len(status.in_state("done", "failed"))
+    return status.total - len(status.in_state("done", "failed", "dropped"))
 
 
 def _summary(status: Status) -> str:

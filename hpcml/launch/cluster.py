@@ -13,7 +13,7 @@ from hpcml.runs.events import parse_time
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.status import CellState, Status, Watcher
 
-TERMINAL = ("done", "failed")
+TERMINAL = ("done", "failed", "dropped")
 
 #: The clocks of nodes differ by less than this.
 SKEW = 5.0
@@ -65,6 +65,7 @@ class ClusterWatcher(ABC):
         self.trouble: str | None = None
         self._run = folder
         self._entries: list[Entry] | None = None
+        self._choices: dict[int, list[int]] = {}
         self._tasks: Mapping[int, list[Any]] = {}
         self._created: dict[int, float] = {}
         self._answered = False
@@ -137,8 +138,9 @@ class ClusterWatcher(ABC):
         else:
             self._answered = True
         self._asked = time.monotonic()
-        if entries != self._entries:
-            self._entries = entries
+        choices = self._run.choices()
+        if entries != self._entries or choices != self._choices:
+            self._entries, self._choices = entries, choices
             self._tasks = self._submitted(entries)
             newest = {tasks[0].submission for tasks in self._tasks.values()}
             self._created = {
@@ -208,7 +210,7 @@ class ClusterWatcher(ABC):
         if cell.state == "failed":
             over = time.time() - (cell.ended or 0.0) > _RETRY_SECONDS
             return over or not task.running
-        return cell.state == "done" or cell.cancelled
+        return cell.state in ("done", "dropped") or cell.cancelled
 
     def _is_given_again(self, cell: CellState) -> bool:
         """Whether a cell was submitted after it was cancelled, and has not begun since."""

@@ -6,6 +6,7 @@ import getpass
 import json
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from hpcml.plan.volcano import Job, mark_of
 from hpcml.render import RUN_LABEL, parse_job, render_job, render_script
 from hpcml.runs import disk
 from hpcml.runs.folder import RunFolder, now
+from hpcml.worker.halving import NotOver, choose, result_path
 from hpcml.worker.task import run_task
 
 
@@ -85,6 +87,74 @@ def next_submission(plan: Plan, snapshot: Snapshot | None = None) -> Submission:
         given |= {run.ids[cell_id] for cell_id in run.done()}
         indices = [index for index in indices if index not in given]
     return Submission(plan, number, tuple(indices), snapshot or take_snapshot(plan))
+
+
+def next_submissions(plan: Plan, snapshot: Snapshot | None = None) -> list[Submission]:
+    """What giving ``plan`` to the scheduler now would submit: one submission, but for a halving.
+
+    That has one for each rung that is left. While jobs of it are queued it has none: the later
+    rungs among them would take what is given now for lost.
+    """
+    if plan.halving is None:
+        return [next_submission(plan, snapshot)]
+    snapshot = snapshot or take_snapshot(plan)
+    sizes: list[int] = plan.halving["cells"]
+    number, first, left = 1, 1, list(range(sizes[0]))
+    if is_file(plan.folder / "plan.json"):
+        run = RunFolder.open(plan.folder, plan.digest)
+        number = run.next_submission()
+        if _in_queue(run):
+            return [Submission(plan, number, (), snapshot, rung=1)]
+        choices = run.choices()
+        first = max(choices, default=1)
+        left = [
+            place
+            for place, index in enumerate(choices.get(first, left))
+            if not is_file(_result(plan, index, first))
+        ]
+    found = [Submission(plan, number, tuple(left), snapshot, rung=first)]
+    for rung in range(first + 1, len(sizes) + 1):
+        places = tuple(range(sizes[rung - 1]))
+        found.append(Submission(plan, number + rung - first, places, snapshot, rung=rung))
+    return [submission for submission in found if submission.indices] or found[:1]
+
+
+def begin_rung(submission: Submission, run: RunFolder) -> Submission:
+    """Decide which cells have the places of a later rung; only those that have one are left.
+
+    Raises:
+        NotOver: the rung before is not over.
+    """
+    if submission.rung in (None, 1):
+        return submission
+    cells = choose(str(run.path), submission.rung)
+    return replace(submission, indices=tuple(p for p in submission.indices if p < len(cells)))
+
+
+def begin_next_rung(plan: Plan, run: RunFolder) -> None:
+    """Decide the cells of the next rung, if the one before is over."""
+    with suppress(NotOver):
+        for rung in range(2, len(plan.halving["steps"]) + 1 if plan.halving else 2):
+            choose(str(run.path), rung)
+
+
+def _result(plan: Plan, index: int, rung: int) -> Path:
+    return Path(result_path(str(plan.folder), plan.cells[index].id, plan.halving, rung))
+
+
+def _in_queue(run: RunFolder) -> bool:
+    """Whether a scheduler has anything of a run.
+
+    Raises:
+        UserError: the scheduler does not answer.
+    """
+    for watcher in watchers(run):
+        watcher.ask()
+        if watcher.trouble:
+            raise _unknown(watcher.trouble)
+        if watcher.in_queue():
+            return True
+    return False
 
 
 def more_workers(plan: Plan, run: RunFolder, count: int) -> Submission:
@@ -206,13 +276,16 @@ def submit_here(submission: Submission, run: RunFolder) -> LocalScheduler:
     return scheduler
 
 
-def submit_to_cluster(submission: Submission, run: RunFolder, lock: int) -> list[str]:
+def submit_to_cluster(
+    submission: Submission, run: RunFolder, lock: int, after: Sequence[str] = ()
+) -> list[str]:
     """Submit all tasks of a submission to the site's cluster; returns the jobs.
 
     Args:
         submission: the cells.
         run: where they lie.
         lock: the descriptor of the driver's lock.
+        after: with Slurm, jobs that must have ended before.
 
     Raises:
         UserError: they cannot be rendered or written, or are refused as a whole.
@@ -220,10 +293,12 @@ def submit_to_cluster(submission: Submission, run: RunFolder, lock: int) -> list
     """
     if submission.plan.site.scheduler == "volcano":
         return submit_to_volcano(submission, run)
-    return [str(job) for job in submit_to_slurm(submission, run, lock)]
+    return [str(job) for job in submit_to_slurm(submission, run, lock, after)]
 
 
-def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[int]:
+def submit_to_slurm(
+    submission: Submission, run: RunFolder, lock: int, after: Sequence[str] = ()
+) -> list[int]:
     """Submit all tasks of a submission as arrays; returns the numbers of the jobs.
 
     The journal says what is about to be submitted before each call of sbatch and what was after,
@@ -233,6 +308,7 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
         submission: the cells.
         run: where they lie.
         lock: the descriptor of the driver's lock; sbatch keeps it if this process is killed.
+        after: jobs of this run that must have ended before.
 
     Raises:
         UserError: the script cannot be rendered, or the run folder cannot be written.
@@ -240,7 +316,7 @@ def submit_to_slurm(submission: Submission, run: RunFolder, lock: int) -> list[i
     """
     submission, script = _prepare(submission, run)
     journal = partial(run.journal, submission=submission.number)
-    needs = _jobs_before(submission.plan)
+    needs = [*_jobs_before(submission.plan), *map(int, after)]
     links = submission.plan.links
     scheduler = SlurmScheduler(script, links, journal, lock, needs)
     _execute(submission, run, scheduler, submission.parts)

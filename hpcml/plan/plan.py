@@ -22,6 +22,7 @@ from hpcml.plan.slurm import Directives, directives
 from hpcml.plan.snapshot import Snapshot, project_root, take
 from hpcml.plan.volcano import Job, Pod, jobs_of, pod_of
 from hpcml.recipe.cell import Cell
+from hpcml.recipe.halving import rungs
 from hpcml.recipe.load import LoadedRecipe
 from hpcml.recipe.stages import Reference, Stages
 from hpcml.recipe.sweep import expand
@@ -37,7 +38,8 @@ class Plan:
     whatever resources they get. ``layout`` says how processes share the work of a cell; a
     submission has it, and it wins over what the cells say. ``needs`` are the stages before it.
     ``project`` is the folder that a snapshot is taken of, and ``directory`` the recipe's folder in
-    it. ``root`` is the runs root, ``folder`` where this run lies in it.
+    it. ``root`` is the runs root, ``folder`` where this run lies in it. ``halving`` says what the
+    rungs have, see :func:`hpcml.recipe.halving.rungs`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Plan:
     needs: tuple[Plan, ...]
     swept: tuple[str, ...]
     objective: dict[str, str] | None
+    halving: dict[str, Any] | None
     resources: Resources
     pack: int
     workers: int
@@ -114,6 +117,7 @@ class Plan:
             "cells": len(self.cells),
             "swept": list(self.swept),
             "objective": self.objective,
+            **({} if self.halving is None else {"halving": self.halving}),
             **self.settings(),
             "array": {"pack": self.pack, "max_running": self.max_running},
             "env_from": list(self.env_from),
@@ -129,6 +133,9 @@ class Plan:
 class Submission:
     """Some cells of a plan, to be given to the scheduler as tasks of ``plan.pack`` cells each.
 
+    ``rung`` is the rung of a halving, from 1. In a later rung ``indices`` are places, and who has
+    them is decided when the rung begins.
+
     With several workers, a cell has as many tasks, one after another; ``first_worker`` is the
     number of the first.
     """
@@ -138,6 +145,7 @@ class Submission:
     indices: tuple[int, ...]
     snapshot: Snapshot
     first_worker: int = 0
+    rung: int | None = None
 
     @property
     def tasks(self) -> int:
@@ -178,6 +186,7 @@ class Submission:
             "first_worker": self.first_worker,
             "code": self.code,
             "scheduler": self.plan.site.scheduler,
+            **({} if self.rung is None else {"rung": self.rung}),
             "settings": self.plan.settings(),
         }
 
@@ -248,11 +257,17 @@ def compile_plan(
         container = choose_container(loaded, cells, site, runs)
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
+    halving = rungs(recipe, loaded.document, cells)
     # Sorted: writing a list of the sweep in another order is no other experiment.
-    content = json.dumps(
-        [recipe.kind, sorted(cell.id for cell in cells), [plan.digest for plan in needs.values()]],
-        separators=(",", ":"),
-    )
+    identity: list[Any] = [
+        recipe.kind,
+        sorted(cell.id for cell in cells),
+        [plan.digest for plan in needs.values()],
+    ]
+    if halving is not None:
+        # In the order of the sweep, by which a choice names the cells.
+        identity += [halving, [cell.id for cell in cells]]
+    content = json.dumps(identity, separators=(",", ":"))
     return Plan(
         name=recipe.name,
         kind=recipe.kind,
@@ -261,6 +276,7 @@ def compile_plan(
         stage=loaded.stage,
         needs=tuple(needs.values()),
         swept=cells[0].names,
+        halving=halving,
         objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
         resources=resources,
         pack=recipe.array.pack,

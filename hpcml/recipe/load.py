@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcml.recipe.halving import check_halving, objective_of
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.inference import check_inference
 from hpcml.recipe.memory import no_collection
@@ -105,7 +106,11 @@ def _load(document: Document, stage: bool = False) -> LoadedRecipe:
     if recipe.infer is not None:
         check_inference(problems, recipe, recipe.infer)
     _check_values(problems, recipe, document.data)
+    if recipe.sweep.halving is not None:
+        check_halving(problems, recipe, recipe.sweep.halving, stage)
     problems.raise_any()
+    if recipe.sweep.halving is not None:
+        recipe = recipe.model_copy(update={"objective": objective_of(recipe)})
     if recipe.kind == "train" and recipe.objective is None:
         recipe = recipe.model_copy(update={"objective": Objective(metric="eval_loss")})
     return LoadedRecipe(recipe, document, _notes(recipe))

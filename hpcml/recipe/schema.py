@@ -108,6 +108,28 @@ class RandomSweep(Block):
     )
 
 
+class Halving(Block):
+    """Successive halving: all cells train a part of the way, the best go on, and so forth."""
+
+    metric: Annotated[str, AfterValidator(_metric_name)] | None = Field(
+        default=None, description="What decides who goes on; by default the objective's metric."
+    )
+    mode: Literal["min", "max"] | None = Field(
+        default=None, description="Which is better; by default as the objective says, or `min`."
+    )
+    factor: Annotated[int, Field(ge=2, le=_MOST), BeforeValidator(_whole)] = Field(
+        default=3,
+        description="One of so many cells goes on to the next rung, to so many times the steps.",
+    )
+    rungs: Annotated[int, Field(ge=2, le=64), BeforeValidator(_whole)] = Field(
+        default=3, description="How many rungs there are; the last one ends with all steps."
+    )
+    steps: Count | None = Field(
+        default=None,
+        description="For `command`, the steps of a whole training; for `train` it is `max_steps`.",
+    )
+
+
 class Sweep(Block):
     """The parameters that vary. Every part is an axis, and the sweep is the product of all."""
 
@@ -133,6 +155,9 @@ class Sweep(Block):
         default_factory=dict,
         description="Swept parameter: condition. Where it is false, the parameter isn't swept, "
         "and the cells that are the same then become one.",
+    )
+    halving: Halving | None = Field(
+        default=None, description="Train only the best cells to the end; by default all of them."
     )
 
 

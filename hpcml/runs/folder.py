@@ -24,6 +24,7 @@ from hpcml.errors import UserError
 from hpcml.files import RUNS_ROOT_MARK, expanded, is_file, plain_errors, root_of_cell
 from hpcml.runs.disk import append_line, dumps, replace
 from hpcml.worker.flush import flush_folder, flush_tree
+from hpcml.worker.halving import chosen
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CREATING = ".creating-"
@@ -299,6 +300,35 @@ class RunFolder:
                 for folder in folders
                 if folder.name in self.ids and os.path.exists(f"{folder.path}/result.json")
             }
+
+    # Halving
+
+    def choices(self) -> dict[int, list[int]]:
+        """The cells of the rungs after the first, the best first, as far as they are chosen."""
+        halving = self.plan.get("halving")
+        found = {}
+        for rung in range(2, len(halving["steps"]) + 1 if halving else 2):
+            with plain_errors(f"read {self.path / 'rungs'}"):
+                cells = chosen(str(self.path), rung)
+            if cells is None:
+                break
+            found[rung] = cells
+        return found
+
+    def places(self, record: dict[str, Any]) -> list[list[int]]:
+        """The cells that each place in the list of a submission may stand for.
+
+        It is one, but for a rung whose cells are not chosen yet: there it may be any, and each
+        cell is given to one place.
+        """
+        listed = [cell for first, last in record["cells"] for cell in range(first, last + 1)]
+        rung = record.get("rung") or 1
+        if rung == 1:
+            return [[cell] for cell in listed]
+        known = self.choices().get(rung)
+        if known is not None:
+            return [known[place : place + 1] for place in listed]
+        return [list(range(start, len(self), len(listed))) for start in range(len(listed))]
 
     # Submissions
 

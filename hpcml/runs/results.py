@@ -116,7 +116,8 @@ def rank_cells(
     """Cells in the order of the results, with their ranks.
 
     A value that is no finite number is no result: a diverged cell is never the best one. Equal
-    values keep the order of the cells.
+    values keep the order of the cells. Values of a later rung of a halving come first: those of an
+    earlier one are of a shorter training.
     """
 
     def value(cell: CellState) -> float | None:
@@ -127,13 +128,15 @@ def rank_cells(
 
     sign = -1 if objective and objective[1] == "max" else 1
     ranked = sorted(
-        (sign * number, cell.index, cell) for cell in cells if (number := value(cell)) is not None
+        (-(cell.rung or 0), sign * number, cell.index, cell)
+        for cell in cells
+        if (number := value(cell)) is not None
     )
     rest = sorted(
         (cell.state == "failed", cell.index, cell) for cell in cells if value(cell) is None
     )
     return [
-        *((rank, cell) for rank, (_, _, cell) in enumerate(ranked, start=1)),
+        *((rank, cell) for rank, (*_, cell) in enumerate(ranked, start=1)),
         *((None, cell) for _, _, cell in rest),
     ]
 

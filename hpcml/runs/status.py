@@ -19,13 +19,14 @@ from hpcml.worker.codes import AGAIN
 from hpcml.worker.memory import slurm_said, stderr_of
 
 #: All states, in the order in which summaries name them.
-STATES = ("running", "pending", "stopped", "lost", "failed", "done")
+STATES = ("running", "pending", "stopped", "lost", "failed", "dropped", "done")
 
 #: Metrics that describe the progress and not the result.
 PROGRESS_METRICS = frozenset({"step", "total_steps", "tokens_per_second", "rows_per_second"})
 
 _STATE_OF_CAUSE = {
     "done": "done",
+    "rung": "pending",
     "stopped": "stopped",
     "application": "failed",
     "oom": "failed",
@@ -49,6 +50,7 @@ class CellState:
         out_of_memory: Slurm killed its job for its memory, before anybody could write that down.
         cancelled: somebody cancelled it, and it was not started again since.
         cancelled_time: when, in seconds since the epoch.
+        rung: of a sweep with halving, the rung that it began last, from 1.
         eta_seconds: the time left of a running cell, from its speed in this attempt.
         started, ended: seconds since the epoch; the first attempt's start, the last one's end.
     """
@@ -68,6 +70,7 @@ class CellState:
     out_of_memory: bool = False
     cancelled: bool = False
     checkpoint_step: int | None = None
+    rung: int | None = None
     started: float | None = None
     ended: float | None = None
     cancelled_time: float | None = None
@@ -96,12 +99,17 @@ class Status:
         return [cell for cell in self.cells.values() if cell.state in states]
 
     @property
+    def complete(self) -> bool:
+        """Whether every cell is done, or was dropped by the halving of the sweep."""
+        return set(self.counts()) <= {"done", "dropped"}
+
+    @property
     def eta_seconds(self) -> float | None:
         """The time left of the whole run, if as many cells keep running as do now."""
         running = self.in_state("running")
         left = [cell.eta_seconds for cell in running if cell.eta_seconds is not None]
         waiting = self.total - sum(
-            cell.state in ("running", "done", "failed") for cell in self.cells.values()
+            cell.state in ("running", "done", "failed", "dropped") for cell in self.cells.values()
         )
         if not running or (len(left) < len(running) and not waiting):
             return None
@@ -158,6 +166,8 @@ class Watcher:
                 self._cells[name] = watched(self._run.cell_dir(name), cell)
             moment = time.time()
             states = [cell.refresh(moment, self._alive) for cell in self._cells.values()]
+            choices = self._run.choices()
+            states = [_in_rung(state, choices) for state in states]
         states.sort(key=lambda state: state.index)
         return Status(len(self._run), {state.index: state for state in states})
 
@@ -165,6 +175,28 @@ class Watcher:
         if self._only is None:
             return os.listdir(self._run.cells_dir)
         return [self._only] if self._run.cell_dir(self._only).exists() else []
+
+
+def waits_for_rung(cell: CellState) -> str | None:
+    """What is said of a cell that is through with its rung and may have a next one."""
+    if cell.rung is None:
+        return None
+    return f"rung {cell.rung} is done, waits for rung {cell.rung + 1}"
+
+
+def _in_rung(cell: CellState, choices: dict[int, list[int]]) -> CellState:
+    """A cell as the halving of its sweep sees it.
+
+    Args:
+        cell: the cell by its own files.
+        choices: the cells that a rung after the first has, as far as that is decided.
+    """
+    if cell.rung is None or cell.state != "pending" or cell.reason is not None:
+        return cell
+    following = choices.get(cell.rung + 1)
+    if following is None or cell.index in following:
+        return replace(cell, reason=waits_for_rung(cell))
+    return replace(cell, state="dropped", reason=f"dropped at rung {cell.rung}")
 
 
 class _Shared:
@@ -307,6 +339,7 @@ class _Watched:
             out_of_memory=said is not None,
             cancelled=life.cancelled,
             checkpoint_step=life.checkpoint_step,
+            rung=_integer((life.started or {}).get("rung")),
             started=life.first_started,
             ended=None if state == "running" else life.ended_time,
             cancelled_time=life.cancelled_time,
@@ -325,7 +358,7 @@ class _Watched:
                 {0: "done", AGAIN: "stopped"}.get(code, "failed") if code is not None else "failed"
             )
             state = _STATE_OF_CAUSE.get(str(cause), by_code)
-            if state == "done":
+            if state == "done" or cause == "rung":
                 return state, None
             if life.cancelled:
                 return "stopped", "cancelled"
@@ -340,6 +373,8 @@ class _Watched:
             if (self._folder / "result.json").exists():
                 # It was ended between its result and its last word.
                 return "done", None
+            if (self._folder / "rungs" / f"{life.started.get('rung')}.json").exists():
+                return "pending", None
             if life.cancelled:
                 return "stopped", "cancelled"
             return "lost", f"the attempt on {life.started.get('host')} ended without a word"

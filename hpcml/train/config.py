@@ -185,6 +185,7 @@ class TrainingJob:
         metric, mode: the objective; ``mode`` is ``min`` or ``max``.
         data_root: where tokenized data lies.
         metrics: the file for metrics lines, or None.
+        until: the step where it is to save and leave, as a rung of a halving; None is the end.
     """
 
     cell_dir: Path
@@ -207,6 +208,7 @@ class TrainingJob:
     metric: str = "eval_loss"
     mode: str = "min"
     metrics: Path | None = None
+    until: int | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -294,6 +296,7 @@ class TrainingJob:
                 mode=objective.get("mode", "min"),
                 data_root=Path(environment.get("HPCML_DATA_ROOT") or cell_dir / "data"),
                 metrics=_path(environment.get("HPCML_METRICS")),
+                until=int(environment["HPCML_STEPS"]) if "HPCML_STEPS" in environment else None,
             )
         except FileNotFoundError as error:
             raise TrainingError(f"{path} is missing: the worker writes it") from error

@@ -158,6 +158,16 @@ class Course:
                 return float(event["seconds"])
         return None
 
+    @property
+    def over(self) -> bool:
+        """Whether no step is left, for good or in this rung of a halving."""
+        return self.progress.finished or self.step >= self._until
+
+    @property
+    def _until(self) -> int:
+        total = self.data.total_steps
+        return min(self.job.until or total, total)
+
     # -- after each step ------------------------------------------------------------------------
 
     def add_loss(self, loss: torch.Tensor) -> None:
@@ -182,10 +192,12 @@ class Course:
         self._loss_steps += 1
         self._tokens += tokens
         last = self.step >= self.data.total_steps
+        # What a rung is judged by is measured at its last step.
+        pause = self.step >= self._until
         self.due = Due(
             log=self.step % config.logging_steps == 0 or last,
-            evaluate=self.data.held_out is not None and (self._evaluates() or last),
-            save=last,
+            evaluate=self.data.held_out is not None and (self._evaluates() or pause),
+            save=pause,
         )
         # The first rank's clock counts for all.
         by_clock = (
@@ -199,6 +211,8 @@ class Course:
             self.progress.finished = self.due.end = True
         elif asked:
             self.stopped = self.due.save = self.due.end = True
+        elif pause:
+            self.due.end = True
         return self.due
 
     def _evaluates(self) -> bool:
@@ -444,6 +458,8 @@ class Course:
         """
         if self.stopped:
             return AGAIN
+        if not self.progress.finished:  # it goes on in the next rung, if it is among the best
+            return 0
         final: dict[str, float] = {"unigram_entropy": self._unigram_entropy}
         step = self.step
         best = self.group.share(self.store.best())

@@ -151,7 +151,7 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         data, group = self._course.data, self._course.group
-        end = self._course.step if self._course.progress.finished else data.total_steps
+        end = self._course.step if self._course.over else data.total_steps
         for step in range(self._course.step, end):
             for index in range(self._passes):
                 chosen = data.sampler.micro_batch(step, index, group.rank, group.size, self._size)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Optional
 
-from hpcml.worker import events, memory, processes, reports, stages
+from hpcml.worker import events, halving, memory, processes, reports, stages
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
 
@@ -50,7 +50,9 @@ class Attempt:
         self.dir = self.ranks.dir
         self.events_path = os.path.join(self.dir, "events.jsonl")
         # Of workers that share a cell, the one that completes it writes its result.
-        self.result_path = os.path.join(context.run_dir, "cells", cell["id"], "result.json")
+        self.result_path = halving.result_path(
+            context.run_dir, cell["id"], context.plan.get("halving"), context.rung or 1
+        )
         self.stop_reason: Optional[str] = None
         self._lock: Optional[int] = None
         self._elsewhere: Optional[tuple[str, str]] = None
@@ -129,6 +131,7 @@ class Attempt:
             stderr=_size(memory.stderr_of(context.run_dir, context.submission, context.job)),
             port=port,
             code=context.code,
+            **({} if context.rung is None else {"rung": context.rung}),
         )
         if missing is None:
             self.ranks.start(number, port, self._lock)
@@ -184,7 +187,8 @@ class Attempt:
         """
         self.ranks.close()
         self._clear()
-        if outcome.cause == "done" and self.context.worker is None:
+        if outcome.cause in ("done", "rung") and self.context.worker is None:
+            os.makedirs(os.path.dirname(self.result_path), exist_ok=True)
             events.write_json(self.result_path, self._result(outcome))
         self.record(self.ranks.number, outcome, again)
         self._remove_stop_file()
@@ -232,6 +236,8 @@ class Attempt:
             step is not None and (self._step_before is None or step > self._step_before)
         )
         if code == 0:
+            if os.path.basename(self.result_path) != "result.json":
+                return Outcome(0, "rung", f"rung {self.context.rung} is done", step, progress)
             return Outcome(0, "done", "done", step, progress)
         cause, reason = self._elsewhere or self.ranks.verdict(code)
         # Also when it was asked to stop: it may have needed memory to save.

@@ -135,7 +135,7 @@ class LeadingCell:
         self._attempt = None
         cancelled = self._cancelled(events.read(attempt.events_path))
         attempt.release()
-        if outcome.cause == "done":
+        if outcome.cause in ("done", "rung"):
             self._leave(0)
         elif not decision.again or cancelled:
             self._leave(1)

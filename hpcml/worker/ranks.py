@@ -59,6 +59,7 @@ class Context(NamedTuple):
         alone: whether the task's control group has no other cell in it.
         worker: the number of this worker, where several share a cell; None where none do.
         workers: how many the submission has for each cell.
+        rung: of a sweep with halving, the rung of the submission, from 1.
     """
 
     run_dir: str
@@ -72,6 +73,7 @@ class Context(NamedTuple):
     alone: bool
     worker: Optional[int] = None
     workers: int = 1
+    rung: Optional[int] = None
 
     def folder(self, cell_id: str) -> str:
         """Where the attempts at a cell in this task leave their files."""
@@ -293,6 +295,11 @@ class Ranks:
             TRITON_CACHE_DIR=os.path.join(self._scratch, "triton"),
             TORCHINDUCTOR_CACHE_DIR=os.path.join(self._scratch, "inductor"),
         )
+        if context.rung is not None:
+            steps = context.plan["halving"]["steps"]
+            environment.update(
+                HPCML_RUNG=str(context.rung), HPCML_STEPS=str(steps[context.rung - 1])
+            )
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         code = os.path.join(context.run_dir, context.code)

@@ -4,10 +4,12 @@ import json
 import os
 import select
 import signal
+import sys
 import traceback
 from types import FrameType
 from typing import Any, Optional
 
+from hpcml.worker import halving
 from hpcml.worker.attempt import read_cell
 from hpcml.worker.cell import TICK_SECONDS, Cell, FollowingCell, LeadingCell
 from hpcml.worker.codes import AGAIN, BROKEN
@@ -51,6 +53,7 @@ class Task:
             and self._record.get("scheduler") in ("slurm", "volcano"),
             worker=self._record["first_worker"] + worker if plan["kind"] == "infer" else None,
             workers=workers,
+            rung=self._record.get("rung"),
         )
         self._broken = False
         self._stop_signal: Optional[int] = None
@@ -73,7 +76,12 @@ class Task:
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._remember)
         codes: list[int] = []
-        active = [self._cell(index, slot) for slot, index in enumerate(self._indices())]
+        try:
+            indices = self._indices()
+        except halving.NotOver as error:
+            print(f"hpcml: {error}", file=sys.stderr)
+            return 1
+        active = [self._cell(index, slot) for slot, index in enumerate(indices)]
         while True:
             for cell in active:
                 self._look_after(cell)
@@ -121,7 +129,11 @@ class Task:
     def _indices(self) -> "list[int]":
         """The cells of this task: positions group * pack and following in the submission's list.
 
-        A group is one task, or as many as there are workers for each cell.
+        A group is one task, or as many as there are workers for each cell. In a later rung of a
+        halving the list has places, and a place without a cell is empty.
+
+        Raises:
+            NotOver: the rung before must end first.
         """
         pack = self._record["pack"]
         first, end = self._group * pack, (self._group + 1) * pack
@@ -132,7 +144,11 @@ class Task:
             start, stop = max(first - position, 0), min(end - position, count)
             indices += range(low + start, low + stop)
             position += count
-        return indices
+        rung = self._context.rung
+        if rung is None or rung == 1:
+            return indices
+        chosen = halving.choose(self._context.run_dir, rung)
+        return [chosen[place] for place in indices if place < len(chosen)]
 
     def _gpus(self, slot: int) -> "Optional[list[str]]":
         """The devices of the cell in ``slot``: its share of what the scheduler gave the task."""

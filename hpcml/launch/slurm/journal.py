@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from hpcml.files import plain_errors
@@ -39,11 +40,11 @@ def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[
             continue
         number, job = entry["submission"], entry["job"]
         record = run.read_submission(number)
-        cells = [cell for first, last in record["cells"] for cell in range(first, last + 1)]
+        places = run.places(record)
         pack, workers = record["pack"], record.get("workers", 1)
         for index in range(entry["tasks"]):
             first = (entry["offset"] + index) // workers * pack
-            for cell in cells[first : first + pack]:
+            for cell in chain.from_iterable(places[first : first + pack]):
                 found.setdefault(cell, []).append(TaskId(job, index, number))
     return found
 

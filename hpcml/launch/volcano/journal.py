@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hpcml.launch.journal import Entry, open_calls
@@ -37,15 +38,15 @@ def submitted_tasks(run: RunFolder, entries: Sequence[Entry]) -> dict[int, list[
         if entry["event"] != "submitted":
             continue
         record = run.read_submission(entry["submission"])
-        cells = [cell for first, last in record["cells"] for cell in range(first, last + 1)]
+        places = run.places(record)
         pack, workers = record["pack"], record.get("workers", 1)
-        total = -(-len(cells) // pack) * workers
+        total = -(-len(places) // pack) * workers
         for index in range(entry["lanes"]):
             # A gang has one lane, and its first pod leads.
             pod = pod_name(entry["job"], entry["gang"], index)
             for task in range(entry["first"] + index, total, entry["stride"]):
                 start = task // workers * pack
-                for cell in cells[start : start + pack]:
+                for cell in chain.from_iterable(places[start : start + pack]):
                     found.setdefault(cell, []).append(
                         LaneTask(entry["job"], pod, entry["submission"])
                     )

@@ -189,7 +189,7 @@ class Training:
             checkpoint = self.course.find_checkpoint()
             if checkpoint is not None:
                 self.restore(checkpoint)
-            if not self.course.progress.finished:
+            if not self.course.over:
                 self.train()
             return self.course.finish(self)
         finally:

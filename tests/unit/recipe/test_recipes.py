@@ -20,10 +20,12 @@ from hpcml.site.search import load_site
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", ["lr_sweep.yaml", "command_sweep.yaml"])
-def test_the_recipes_are_right(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"), [("lr_sweep.yaml", 8), ("command_sweep.yaml", 8), ("halving.yaml", 27)]
+)
+def test_the_recipes_are_right(name: str, count: int) -> None:
     cells = expand(load_recipe(ROOT / "recipes" / name))
-    assert len(cells) == 8
+    assert len(cells) == count
 
 
 def test_the_recipe_for_a_cluster_fits_its_example() -> None:

@@ -1,0 +1,134 @@
+"""Successive halving: which cells go on to the next rung, decided from what is on disk.
+
+A rung is one submission: its cells train, each from its own checkpoint, up to the rung's step. The
+tasks of a later rung have places instead of cells; whichever of them comes first writes down who
+has which place, once, and all go by that.
+
+Source: K. Jamieson and A. Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
+Optimization, AISTATS 2016.
+"""
+
+import json
+import math
+import os
+from typing import Any, Optional
+
+from hpcml.worker import events, memory
+
+
+class NotOver(Exception):
+    """The rung before is not over, or left nobody to choose from; the message is for a person."""
+
+
+def result_path(run_dir: str, cell_id: str, halving: "Optional[dict[str, Any]]", rung: int) -> str:
+    """Where the result of a cell lies: of its last rung it is the cell's own."""
+    cell = os.path.join(run_dir, "cells", cell_id)
+    if halving is None or rung == len(halving["steps"]):
+        return os.path.join(cell, "result.json")
+    return os.path.join(cell, "rungs", f"{rung}.json")
+
+
+def chosen(run_dir: str, rung: int) -> "Optional[list[int]]":
+    """The indices of the cells of a rung after the first, the best first; None: not chosen yet."""
+    try:
+        with open(_choice_path(run_dir, rung), encoding="utf-8") as file:
+            cells: list[int] = json.load(file)["cells"]
+    except FileNotFoundError:
+        return None
+    return cells
+
+
+def choose(run_dir: str, rung: int) -> "list[int]":
+    """The cells of a rung after the first; whoever asks first decides it for all.
+
+    Equal values keep the order of the sweep. A cell that failed, was cancelled, or has no finite
+    value is no candidate.
+
+    Raises:
+        NotOver: cells of the rung before may still get an end, or none has a value.
+    """
+    known = chosen(run_dir, rung)
+    if known is not None:
+        return known
+    with open(os.path.join(run_dir, "plan.json"), encoding="utf-8") as file:
+        halving: dict[str, Any] = json.load(file)["halving"]
+    before = rung - 1
+    members = range(halving["cells"][0]) if before == 1 else chosen(run_dir, before)
+    if members is None:
+        raise NotOver(f"rung {before} has not begun")
+    sign = -1 if halving["mode"] == "max" else 1
+    ranked: list[tuple[Any, int]] = []
+    without: list[int] = []
+    failed: list[int] = []
+    unfinished: list[int] = []
+    ids = _ids(run_dir)
+    for index in members:
+        metrics = _metrics(result_path(run_dir, ids[index], halving, before))
+        if metrics is None:
+            ended = _is_over(run_dir, ids[index])
+            (failed if ended else unfinished).append(index)
+            continue
+        number = metrics.get(halving["metric"])
+        if isinstance(number, (int, float)) and math.isfinite(number):
+            ranked.append((sign * number, index))
+        else:
+            without.append(index)
+    if unfinished:
+        raise NotOver(
+            f"rung {before} is not over: {len(unfinished)} of {len(members)} cells are unfinished, "
+            f"such as cell {unfinished[0]}; give the command again to go on"
+        )
+    if not ranked:
+        raise NotOver(
+            f"rung {before} has no cell with a value of {halving['metric']}: {len(failed)} failed, "
+            f"{len(without)} reported none that is a finite number"
+        )
+    cells = [index for _, index in sorted(ranked)[: halving["cells"][rung - 1]]]
+    path = _choice_path(run_dir, rung)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    # Linked and not renamed, so that the first one counts.
+    aside = f"{path}.{os.uname().nodename}.{os.getpid()}"
+    events.write_json(aside, {"rung": rung, "cells": cells, "failed": failed, "no_value": without})
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.remove(aside)
+    return chosen(run_dir, rung) or cells
+
+
+def _choice_path(run_dir: str, rung: int) -> str:
+    return os.path.join(run_dir, "rungs", f"{rung}.json")
+
+
+def _ids(run_dir: str) -> "list[str]":
+    with open(os.path.join(run_dir, "cells.jsonl"), "rb") as file:
+        return [json.loads(line)["id"] for line in file]
+
+
+def _metrics(path: str) -> "Optional[dict[str, Any]]":
+    try:
+        with open(path, encoding="utf-8") as file:
+            metrics: dict[str, Any] = json.load(file)["metrics"]
+    except FileNotFoundError:
+        return None
+    return metrics
+
+
+def _is_over(run_dir: str, cell_id: str) -> bool:
+    """Whether a cell without a result failed for good, or is not wanted any more."""
+    last: dict[str, Any] = {}
+    cancelled = False
+    for event in events.read(os.path.join(run_dir, "cells", cell_id, "events.jsonl")):
+        kind = event.get("event")
+        if kind in ("started", "ended"):
+            last, cancelled = event, cancelled and kind == "ended"
+        cancelled |= kind == "cancelled"
+    if last.get("event") != "started":
+        # One that ended its last rung well has not begun this one.
+        failed = last.get("cause") not in (None, "stopped", "rung") and not last.get("again")
+        return cancelled or failed
+    # Slurm killed its whole job for its memory, so that nobody could write down the end.
+    stderr = memory.stderr_of(run_dir, last["submission"], last["job"])
+    return memory.slurm_said(stderr, last.get("stderr", 0)) is not None
