@@ -89,7 +89,7 @@ def plain(folder: Path) -> float:
 
 
 def merging(folder: Path) -> float:
-    """Rows per second of the merge of a million answers that are not in order."""
+    """Rows per second of the merge of half a million answers that are not in order."""
     from hpcml.infer.merge import merge
     from hpcml.infer.rounds import current_round
     from hpcml.infer.runner import Runner
