@@ -182,7 +182,7 @@ def told(run: Run) -> Counter[str]:
     for log in run.cell.glob("workers/*/log.*.out"):
         found["engines that died"] += log.read_text().count("the engine died")
     claims = Counter(path.name.partition(".")[0] for path in run.cell.glob("rounds/1/claims/*"))
-    found["shards that changed hands"] = sum(count > 1 for count in claims.values())
+    found["pieces claimed more than once"] = sum(count > 1 for count in claims.values())
     for job in {line[0] for line in accounted(run)}:
         found["requeues"] += sum(line[0] == job for line in accounted(run)) - 1
     return found
