@@ -28,6 +28,7 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
     from hpcml.files import plain_errors
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.results import checkpoint_of
+    from hpcml.runs.status import collect
 
     folder = find_run(run, root)
     cell_dir = folder.cell_dir(find_cell(folder, cell)["id"])
@@ -48,3 +49,6 @@ def command(run: str, cell: str, target: Path, unmerged: bool, root: Path | None
     except (ExportError, CheckpointError) as error:
         raise UserError(str(error)) from error
     click.echo(f"wrote the model of {checkpoint} to {target}")
+    if cell == "best" and not (status := collect(folder)).complete:
+        states = ", ".join(f"{count} {state}" for state, count in status.counts().items())
+        click.echo(f"the best of {folder.name} may still change: {states}", err=True)

@@ -93,7 +93,9 @@ class TestExport:
         fake.checkpoint(1, 10)
         out = invoke("export", "toy", "best", tmp_path / "model").output
         assert "step-10" in out
-        invoke("export", "toy", "1", tmp_path / "model", "--unmerged")
+        assert "the best of toy may still change:" in out
+        out = invoke("export", "toy", "1", tmp_path / "model", "--unmerged").output
+        assert "may still change" not in out
         assert calls == [
             (fake.dir(1), tmp_path / "model", "final", True),
             (fake.dir(1), tmp_path / "model", "final", False),
