@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,32 @@ def test_more_workers_share_an_inference(place: Hpcml, server: VolcanoServer) ->
     assert "submitted as answers-" in place(*begin, "--more", "3").stdout
     pods = [job["spec"]["tasks"][0]["replicas"] for job in server.jobs.values()]
     assert pods == [2, 3]
+
+
+def test_a_rung_is_submitted_when_the_one_before_is_over(
+    place: Hpcml, server: VolcanoServer
+) -> None:
+    place.write(
+        "halved.yaml",
+        "name: halved\nkind: command\ncommand: {run: [echo]}\nsweep:\n  grid: {n: [0, 1, 2, 3]}\n"
+        "  halving: {metric: loss, factor: 2, rungs: 2, steps: 10}\n",
+    )
+    sweep = ("sweep", "halved.yaml", "--site", "site.yaml")
+    said = place(*sweep)
+    assert "a rung begins when the one before is over" in said.stderr
+    (first,) = server.jobs
+    # While it is queued, nothing is added.
+    assert "0 left to run" in place(*sweep).stderr
+    (run,) = (place.folder / "runs" / "halved").iterdir()
+    ids = [json.loads(line)["id"] for line in (run / "cells.jsonl").open()]
+    for loss, cell in enumerate(reversed(ids)):
+        (run / "cells" / cell / "rungs").mkdir(parents=True)
+        result = {"metrics": {"loss": loss}}
+        (run / "cells" / cell / "rungs" / "1.json").write_text(json.dumps(result))
+    server.phase(first, "Completed", succeeded=4)
+    place(*sweep)
+    assert json.loads((run / "rungs" / "2.json").read_text())["cells"] == [3, 2]
+    (second,) = set(server.jobs) - {first}
+    assert server.jobs[second]["spec"]["tasks"][0]["replicas"] == 2
+    record = json.loads((run / "submissions" / "002.json").read_text())
+    assert (record["rung"], record["cells"]) == (2, [[0, 1]])
