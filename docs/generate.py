@@ -124,6 +124,45 @@ the order of keys, on the other cells, or on `name`, `description`, `resources`,
 time or other resources, and the cells that are done stay done. Other cells, such as those of a grid
 with one value more, are another run with a folder of its own, which runs all of its cells.
 
+## Halving
+
+`sweep.halving` trains only promising cells to the end. All cells train a part of the way, the
+first rung; the best of them go on, from their checkpoints, to the next one, and so forth.
+
+```yaml
+sweep:
+  grid: {learning_rate: [3e-4, 3e-3, 3e-2], weight_decay: [0, 0.1, 1], seed: [0, 1, 2]}
+  halving: {metric: eval_loss, mode: min, factor: 3, rungs: 3}
+```
+
+With 27 cells, `factor: 3` and `params.max_steps: 450`, rung 1 is 27 cells to step 50, rung 2 the
+best 9 of them to step 150, rung 3 the best 3 to step 450; `--dry-run` says so, and that this is
+26 % of the steps. A rung changes where a training stops and nothing else: the cell, its id and
+the schedule of its learning rate are those of the whole training. At the end of a rung it is
+evaluated.
+
+- A program (`kind: command`) finds in `$HPCML_STEPS` the step up to which it is to go, counted
+  from its first beginning, and in `$HPCML_RUNG` the rung; `{{ halving.steps }}` in its arguments
+  or `env` is that step as well. It goes on from what it left in `$HPCML_CHECKPOINTS`, reports the
+  metric, and ends with 0. `sweep.halving.steps` is a whole training.
+- A cell that failed, was cancelled, or has no finite value of the metric is no candidate. Equal
+  values keep the order of the sweep. If fewer are left than a rung has places, it has fewer
+  cells.
+- Who goes on is decided once, by the first task of the later rung that begins, and is in
+  `rungs/<n>.json` of the run folder. Cells that do not are `dropped`, with the rung as the
+  reason.
+- A rung begins when the one before is over. A cell that is `stopped` or `lost` may still end, so
+  the rung waits for it: give the command again.
+- On Slurm all rungs are submitted at once, each to follow the one before. While any of it is
+  queued, the command given again adds nothing. On Volcano a rung is submitted when the one before
+  is over: with `--wait`, or by giving the command again.
+- The exit code is 0 when all cells are done or dropped. A cell that failed in an earlier rung
+  stays so: it is not run anew once the next rung has begun.
+- Results rank cells of a later rung before those of an earlier one. Other settings of `halving`
+  are another run.
+
+Stages, inference and a swept `max_steps` can't be halved.
+
 ## Running cells anew
 
 Cells that are done stay done even when your code has changed since; the preview says so. To run

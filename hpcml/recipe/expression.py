@@ -276,6 +276,9 @@ def _lookup(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
     return evaluate
 
 
+_NAMES = ("params", "cell", "stages", "halving")
+
+
 def _check(tree: nodes.Template, shown: str) -> None:
     """Refuse what an expression can't have; such things would fail only when a cell needs them."""
     for node in _walk(tree):
@@ -290,7 +293,7 @@ def _check(tree: nodes.Template, shown: str) -> None:
                 f"{shown!r}: there is no filter {node.name!r}"
                 f"{did_you_mean(node.name, sorted(_sandbox().filters))}"
             )
-        if isinstance(node, nodes.Name) and node.name not in ("params", "cell", "stages"):
+        if isinstance(node, nodes.Name) and node.name not in _NAMES:
             raise ExpressionError(
                 f"{shown!r}: {node.name!r} is not known; write params.{node.name} for a "
                 "parameter, and quotes around text"

@@ -17,7 +17,7 @@ from hpcml.recipe.expression import ExpressionError, Parameters, Template
 from hpcml.recipe.hyperparameters import ALIASES, HYPERPARAMETERS, LAYOUT
 from hpcml.recipe.problems import KeyPath, Problems
 from hpcml.recipe.schema import Recipe
-from hpcml.recipe.stages import Stages, is_token
+from hpcml.recipe.stages import RUNG_STEPS, Stages, is_token
 from hpcml.recipe.vocabulary import BATCH, Contradiction, Setting, interacting, resolve
 
 T = TypeVar("T")
@@ -78,6 +78,7 @@ class CommandCells(Source):
         self.names = names
         self.fixed = dict(fixed)
         self._problems = problems
+        self._halved = recipe.sweep.halving is not None
         command = recipe.command
         texts: list[tuple[KeyPath, str]] = [
             (("command", "run", index), text) for index, text in enumerate(command.run)
@@ -142,11 +143,14 @@ class CommandCells(Source):
             constant = Entry(text, canonical_json(text))
             return lambda row, index: constant
 
+        halving = {"halving": {"steps": RUNG_STEPS}} if self._halved else {}
+
         def render(row: Row, index: int) -> Entry:
             context = {
                 "params": Parameters(self.params(row)),
                 "cell": {"index": index},
                 "stages": self._stages,
+                **halving,
             }
             try:
                 rendered = template.render(context)

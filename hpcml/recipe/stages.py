@@ -88,6 +88,10 @@ class _Anything:
         return iter(())
 
 
+#: What ``{{ halving.steps }}`` stands for until a rung begins.
+RUNG_STEPS = Reference("", ("halving", "steps"))
+
+
 class Stages(dict[str, Reference]):
     """The stages that an expression may name."""
 

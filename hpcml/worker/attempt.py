@@ -146,7 +146,7 @@ class Attempt:
         try:
             for run in self.context.plan.get("needs", ()):
                 stages.require(os.path.join(root, run))
-            self.cell.update(stages.resolve(self.cell, root))
+            self.cell.update(stages.resolve(self.cell, root, self.context.steps))
         except (stages.NoResult, OSError) as error:
             return str(error)
         return None

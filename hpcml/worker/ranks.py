@@ -75,6 +75,14 @@ class Context(NamedTuple):
     workers: int = 1
     rung: Optional[int] = None
 
+    @property
+    def steps(self) -> Optional[int]:
+        """Where the rung ends, in steps from the beginning of the training; None without one."""
+        if self.rung is None:
+            return None
+        steps: int = self.plan["halving"]["steps"][self.rung - 1]
+        return steps
+
     def folder(self, cell_id: str) -> str:
         """Where the attempts at a cell in this task leave their files."""
         cell = os.path.join(self.run_dir, "cells", cell_id)
@@ -296,10 +304,7 @@ class Ranks:
             TORCHINDUCTOR_CACHE_DIR=os.path.join(self._scratch, "inductor"),
         )
         if context.rung is not None:
-            steps = context.plan["halving"]["steps"]
-            environment.update(
-                HPCML_RUNG=str(context.rung), HPCML_STEPS=str(steps[context.rung - 1])
-            )
+            environment.update(HPCML_RUNG=str(context.rung), HPCML_STEPS=str(context.steps))
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         code = os.path.join(context.run_dir, context.code)

@@ -17,7 +17,7 @@ class NoResult(Exception):
     """An earlier stage has no such result; the message is for a person."""
 
 
-def resolve(value: Any, root: str) -> Any:
+def resolve(value: Any, root: str, steps: Optional[int] = None) -> Any:
     """``value`` with every token in it, at any depth, replaced.
 
     A text that is one token becomes the value itself, a number for example; within a longer text
@@ -26,20 +26,27 @@ def resolve(value: Any, root: str) -> Any:
     Args:
         value: part of a cell.
         root: the runs root.
+        steps: where the rung of a halving ends, which a token without a run folder stands for.
 
     Raises:
         NoResult: a stage has no best cell, or its best cell lacks what is asked for.
     """
     if isinstance(value, dict):
-        return {key: resolve(item, root) for key, item in value.items()}
+        return {key: resolve(item, root, steps) for key, item in value.items()}
     if isinstance(value, list):
-        return [resolve(item, root) for item in value]
+        return [resolve(item, root, steps) for item in value]
     if not isinstance(value, str) or "\0" not in value:
         return value
     whole = _TOKEN.fullmatch(value)
     if whole:
-        return _result(os.path.join(root, whole[1]), whole[2])
-    return _TOKEN.sub(lambda token: _text(_result(os.path.join(root, token[1]), token[2])), value)
+        return _of_token(whole, root, steps)
+    return _TOKEN.sub(lambda token: _text(_of_token(token, root, steps)), value)
+
+
+def _of_token(token: "re.Match[str]", root: str, steps: Optional[int]) -> Any:
+    if not token[1]:
+        return steps
+    return _result(os.path.join(root, token[1]), token[2])
 
 
 def require(run_dir: str) -> None:

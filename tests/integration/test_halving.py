@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import Hpcml, write_texts
+from tests.conftest import Hpcml, kill_everything_of, wait_until, write_texts
 
 # Descends into a valley, from its own checkpoint, up to the step that it is told.
 PROGRAM = """
 import json, os, sys, hpcml
-rate, momentum, start = map(float, sys.argv[1:])
+rate, momentum, start = map(float, sys.argv[1:4])
+assert sys.argv[4:] in ([], ["--to=" + os.environ.get("HPCML_STEPS", "")])
 path = os.path.join(os.environ["HPCML_CHECKPOINTS"], "state.json")
 state = {"step": 0, "x": [4.0 + start, -3.0], "v": [0.0, 0.0]}
 if os.path.exists(path):
@@ -57,7 +58,9 @@ def small(hpcml: Hpcml) -> Path:
     """Three cells and two rungs, where how many there are says nothing."""
     grid = {"rate": [0.001, 0.01, 0.03], "momentum": [0.0], "start": [0]}
     halving = {"metric": "loss", "factor": 2, "rungs": 2, "steps": 45}
-    return write(hpcml, sweep={"grid": grid, "halving": halving})
+    run = [*RECIPE["command"]["run"], "--to={{ halving.steps }}"]
+    sweep = {"grid": grid, "halving": halving}
+    return write(hpcml, sweep=sweep, command={"run": run})
 
 
 def results(hpcml: Hpcml, name: str) -> list[dict[str, Any]]:
@@ -102,6 +105,17 @@ def test_the_command_given_again_goes_on_where_a_rung_broke_off(hpcml: Hpcml) ->
     assert "rung 1 has no cell with a value of loss: 3 failed" in said
     for path in hpcml.folder.glob("*.breaks"):
         path.unlink()
+    hpcml("sweep", recipe)
+    assert hpcml.status("valley")["states"] == {"dropped": 1, "done": 2}
+
+
+def test_killed_at_any_moment_it_ends_the_same(hpcml: Hpcml) -> None:
+    recipe = small(hpcml)
+    for seen in ("cells/*/rungs/1.json", "rungs/2.json"):
+        sweep = hpcml.start("sweep", recipe)
+        found = f"runs/valley/*/{seen}"
+        wait_until(lambda found=found: any(hpcml.folder.glob(found)), what=seen)
+        kill_everything_of(sweep)
     hpcml("sweep", recipe)
     assert hpcml.status("valley")["states"] == {"dropped": 1, "done": 2}
 
