@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcml.recipe.halving import rungs
 from hpcml.recipe.load import load_stages
+from hpcml.recipe.sweep import expand
 
 from .writing import Recipes
 
@@ -26,7 +28,9 @@ def test_the_reference_pages_are_up_to_date() -> None:
 
 def test_the_recipe_on_the_first_page_is_right(recipes: Recipes) -> None:
     page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
-    first, staged, second = (part.partition("```")[0] for part in page.split("```yaml\n")[1:])
+    first, staged, second, third = (
+        part.partition("```")[0] for part in page.split("```yaml\n")[1:]
+    )
     cells = recipes.cells(first)
     assert len(cells) == 6
     arguments = ["--lr=0.001", "--seed=1", "--steps=1000"]
@@ -36,6 +40,13 @@ def test_the_recipe_on_the_first_page_is_right(recipes: Recipes) -> None:
         {"optim": "adamw"},
         {"optim": "sgd", "momentum": 0.9},
     ]
+    train = (
+        "name: t\nkind: train\nparams: {max_steps: 450}\ntrain: {data: {source: python-stdlib}}\n"
+    )
+    halved = recipes.load(train + third)
+    course = rungs(halved.recipe, halved.document, expand(halved))
+    assert course is not None
+    assert (course["cells"], course["steps"]) == ([27, 9, 3], [50, 150, 450])
     path = recipes.folder / "staged.yaml"
     path.write_text(staged, encoding="utf-8")
     assert [stage.stage for stage in load_stages(path)] == ["explore", "longer"]
