@@ -2,7 +2,7 @@
 
 Run it on an idle test cluster (``make slurm``). It takes up to an hour, and hardly any of
 the machine. Jobs of a made-up mix keep the eight nodes busy, with a queue in front of them.
-Then three runs are submitted at the same moment. Each needs ten minutes of one whole node. The
+Then four runs are submitted at the same moment. Each needs ten minutes of one whole node. The
 program only waits, so that they can run beside each other on a small machine: what is measured is
 the queue.
 """
@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import yaml
+
+SITE = Path(__file__).resolve().parents[1] / "site_configs/devcluster.yaml"
 STEPS = 600  # of one second each
 WARM_UP = 240.0  # seconds until the cluster is full and has a queue
 QUEUED = 12  # jobs of the others that wait at any time
@@ -59,10 +62,12 @@ resources: {{cpus: 64, gpus: 8, processes: 1, time: {time}}}
 slurm: {{partition: gpu{more}}}
 """
 
-VARIANTS: Mapping[str, tuple[str, str]] = {
-    "one job of 12 minutes": ("12m", ""),
-    "segments of 3 minutes": ("3m", ""),
-    "12 minutes, or what is free from 3 on (`time_min`)": ("12m", ", time_min: 3m"),
+#: Time limit, further options of Slurm, and how the job comes back.
+VARIANTS: Mapping[str, tuple[str, str, str]] = {
+    "one job of 12 minutes": ("12m", "", "requeue"),
+    "segments of 3 minutes, each requeued when it ends": ("3m", "", "requeue"),
+    "segments of 3 minutes, all submitted at the beginning": ("3m", "", "chain"),
+    "12 minutes, or what is free from 3 on (`time_min`)": ("12m", ", time_min: 3m", "requeue"),
 }
 
 
@@ -101,12 +106,15 @@ class OtherJobs:
             )  # fmt: skip
 
 
-def submit(folder: Path, number: int, time_limit: str, more: str) -> None:
+def submit(folder: Path, number: int, time_limit: str, more: str, coming_back: str) -> None:
     """Submit one of the runs and leave it to the scheduler."""
     recipe = folder / f"variant-{number}.yaml"
     recipe.write_text(RECIPE.format(name=f"variant-{number}", time=time_limit, more=more))
+    site = yaml.safe_load(SITE.read_text())
+    site["slurm"].update(coming_back=coming_back, links=8)
+    (folder / f"{coming_back}.yaml").write_text(yaml.safe_dump(site))
     subprocess.run(
-        [sys.executable, "-m", "hpcml", "sweep", str(recipe), "--site", "devcluster"],
+        [sys.executable, "-m", "hpcml", "sweep", str(recipe), "--site", f"{coming_back}.yaml"],
         cwd=folder, check=True, capture_output=True,
     )  # fmt: skip
 
@@ -143,8 +151,8 @@ def main() -> int:
             others.fill()
             time.sleep(5)
         submitted = time.time()
-        for number, (time_limit, more) in enumerate(VARIANTS.values()):
-            submit(folder, number, time_limit, more)
+        for number, how in enumerate(VARIANTS.values()):
+            submit(folder, number, *how)
         found: dict[int, Outcome] = {}
         try:
             while len(found) < len(VARIANTS) and time.time() - submitted < LIMIT:
