@@ -16,7 +16,7 @@ import click
 
 from hpcml.cli.options import root_option
 from hpcml.errors import UserError
-from hpcml.files import plain_errors
+from hpcml.files import is_file, plain_errors
 
 if TYPE_CHECKING:
     from hpcml.plan import Plan
@@ -309,11 +309,12 @@ def _look(plan: Plan) -> tuple[list[dict[str, Any]], CellState]:
     waits = _Waits()
     try:
         cell = run_errand(plan, lambda run, cell: waits.tell(cell), waits.say)
-    except PartlySubmitted as error:
-        raise UserError(str(error)) from None
-    except BaseException:
+    except BaseException as error:
+        # Also after a call of the scheduler without a clear end: there may be a job.
         if (plan.folder / "plan.json").exists():
             end_errand(RunFolder.open(plan.folder))
+        if isinstance(error, PartlySubmitted):
+            raise UserError(str(error)) from None
         raise
     folder = plan.folder / "cells" / cell.id
     reports = [json.loads(path.read_text()) for path in folder.glob("report.*[0-9].json")]
@@ -376,15 +377,17 @@ def _make(
         },
     }
     waits = _Waits()
+    folder: Path | None = None
     try:
         with errand(job, found, root, settings, files) as plan:
+            folder = plan.folder
             cell = run_errand(plan, waits.show, waits.say)
     except PartlySubmitted as error:
         click.echo(f"hpcml: {error}", err=True)
         return 1
     except KeyboardInterrupt:
-        if found.site.scheduler != "local":
-            name = reference(RunFolder.open(plan.folder))
+        if found.site.scheduler != "local" and folder is not None and is_file(folder / "plan.json"):
+            name = reference(RunFolder.open(folder))
             waits.say(
                 f"no longer followed; the job goes on. hpcml logs {name} 0 -f shows it, "
                 f"hpcml cancel {name} ends it"

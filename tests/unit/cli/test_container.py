@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from hpcml.cli.container import command
 from hpcml.errors import UserError
+from hpcml.launch import errand
 from hpcml.site.image_check import NEEDS, checks
 from hpcml.site.images import known_images
 
@@ -90,6 +92,45 @@ def test_an_image_that_is_there_is_kept(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "images" / "torch-2.9.0-1.sif").touch()
     with pytest.raises(UserError, match="is there already; --force"):
         invoke("container", "build", "torch", "--site", site(tmp_path, APPTAINER))
+
+
+SLURM = "name: here\nscheduler: slurm\ncontainer: {{runtime: apptainer, images: {images}}}\n"
+
+
+@pytest.mark.parametrize("where", ["compile_plan", "create_run"])
+def test_ctrl_c_before_there_is_a_run(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(errand, where, interrupted)
+    with pytest.raises(click.Abort):
+        invoke("container", "build", "base", "--site", site(tmp_path, SLURM))
+
+
+def test_a_check_leaves_no_job_that_sbatch_said_nothing_of(
+    invoke: Invoke, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {
+        # The job is queued, and its number is not printed.
+        "sbatch": 'for word; do case $word in *.sh) echo "$word 0" > queued;; esac; done',
+        "squeue": "[ ! -e queued ] || "
+        "printf '7_0\\037PENDING\\037Priority\\037%s\\n' \"$(cat queued)\"",
+        "scancel": 'echo "$@" > cancelled; rm queued',
+    }
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in commands.items():
+        (programs / name).write_text(f"#!/bin/sh\ncd {tmp_path}\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "mine.sif").touch()
+    with pytest.raises(UserError, match="sbatch named no single job"):
+        invoke("container", "check", "mine.sif", "--site", site(tmp_path, SLURM))
+    assert (tmp_path / "cancelled").read_text().split() == ["7_[0]"]
+    assert not list(root.glob(".container-*"))
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "containers.md").read_text(encoding="utf-8")
