@@ -112,11 +112,13 @@ def next_submissions(plan: Plan, snapshot: Snapshot | None = None) -> list[Submi
             for place, index in enumerate(choices.get(first, left))
             if not is_file(_result(plan, index, first))
         ]
+    if not left and first < len(sizes):
+        first, left = first + 1, list(range(sizes[first]))
     found = [Submission(plan, number, tuple(left), snapshot, rung=first)]
     for rung in range(first + 1, len(sizes) + 1):
         places = tuple(range(sizes[rung - 1]))
         found.append(Submission(plan, number + rung - first, places, snapshot, rung=rung))
-    return [submission for submission in found if submission.indices] or found[:1]
+    return found
 
 
 def begin_rung(submission: Submission, run: RunFolder) -> Submission:

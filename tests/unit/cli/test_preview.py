@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcml.cli.preview import describe
-from hpcml.launch.submit import create_run, next_submission
+from hpcml.launch.submit import create_run, next_submission, next_submissions
 from hpcml.plan import Plan, compile_plan
 from hpcml.recipe import load_recipe
 from hpcml.site.search import find_site
@@ -36,3 +36,23 @@ def test_changed_code_is_said_when_cells_are_done(tmp_path: Path) -> None:
     assert "the code has changed since; what is done stays done" in describe(
         next_submission(compiled())
     )
+
+
+def test_the_rungs_that_are_left_have_the_numbers_that_they_will_get(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: t\nkind: command\nsweep: {grid: {a: [1, 2, 3, 4]}, "
+        "halving: {metric: loss, factor: 2, rungs: 3, steps: 8}}\ncommand: {run: ['true']}\n"
+    )
+    plan = compile_plan(load_recipe(tmp_path / "r.yaml"), find_site("local"), tmp_path / "runs")
+
+    def left() -> list[tuple[int | None, int, int]]:
+        return [(each.rung, each.number, len(each.indices)) for each in next_submissions(plan)]
+
+    assert left() == [(1, 1, 4), (2, 2, 2), (3, 3, 1)]
+    run = create_run(plan)
+    run.write_submission(next_submissions(plan)[0].record())
+    for cell in plan.cells:
+        path = run.cell_dir(cell.id) / "rungs" / "1.json"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"metrics": {"loss": 1.0}}')
+    assert left() == [(2, 2, 2), (3, 3, 1)]
