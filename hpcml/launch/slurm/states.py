@@ -137,12 +137,22 @@ class SlurmWatcher(ClusterWatcher):
             over = index in chosen or self._over(status.cells.get(index))
             for task in tasks:
                 wanted[task] = wanted.get(task, False) or not over
+        # Which cell has which place of such a rung is open: a cell that is left may have any.
+        needed = {task.submission for task, wants in wanted.items() if wants}
+        open_rungs = {number for number in needed if self._is_open(number)}
         found: dict[int, set[int]] = {}
         for task in {task for index in chosen for task in self._tasks.get(index, ())}:
             job = self._queue.find(task.job, task.task)
-            if job is not None and job.state not in ENDED | RUNNING and not wanted[task]:
+            if job is None or job.state in ENDED | RUNNING or wanted[task]:
+                continue
+            if task.submission not in open_rungs:
                 found.setdefault(task.job, set()).add(task.task)
         return [f"{job}_[{array_list(indices)}]" for job, indices in sorted(found.items())]
+
+    def _is_open(self, submission: int) -> bool:
+        """Whether it is a rung of a halving whose cells are not chosen yet."""
+        rung = self._run.read_submission(submission).get("rung") or 1
+        return rung > 1 and rung not in self._choices
 
     def alive(self, started: Mapping[str, Any]) -> bool | None:
         """Whether the attempt of a ``started`` event lives; None if that cannot be told."""

@@ -50,11 +50,13 @@ class SlurmRun:
         self.questions.append(sorted(jobs))
         return self.accounts
 
-    def submit(self, *jobs: int, cells: Any = None, pack: int = 1, ago: float = 100) -> int:
+    def submit(
+        self, *jobs: int, cells: Any = None, pack: int = 1, ago: float = 100, **fields: Any
+    ) -> int:
         """A submission, as one array for each link of a chain."""
         ranges = cells or [[0, len(self.folder) - 1]]
         record = {"created": stamp(ago), "cells": ranges, "pack": pack, "scheduler": "slurm"}
-        number = self.folder.write_submission(record)
+        number = self.folder.write_submission({**record, **fields})
         tasks = -(-sum(last - first + 1 for first, last in ranges) // pack)
         for link, job in enumerate(jobs):
             what = {"submission": number, "part": 0, "link": link, "offset": 0, "tasks": tasks}
@@ -268,6 +270,25 @@ def test_tasks_are_removed_when_none_of_their_cells_needs_them(
     watcher = run.look()
     assert watcher.remove(watcher.refresh(), cancelled) is None
     assert calls == ([["scancel", *removed]] if removed else [])
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "removed"),
+    [({0, 2}, ["12_[0,2]"]), ({0, 1, 2, 3}, ["12_[0-3]", "13_[0-1]"])],
+)
+def test_places_of_a_rung_are_kept_while_a_cell_may_get_them(
+    run: SlurmRun, monkeypatch: pytest.MonkeyPatch, cancelled: set[int], removed: list[str]
+) -> None:
+    """Whichever cell it is: who has which place is decided when the rung begins."""
+    run.folder.plan["halving"] = {"cells": [4, 2], "steps": [1, 2]}
+    run.submit(12, rung=1)
+    run.submit(13, cells=[[0, 1]], rung=2)
+    run.queue("12_[0-3] PENDING Priority", "13_[0-1] PENDING Dependency")
+    calls: list[list[str]] = []
+    monkeypatch.setattr(states, "run", lambda command: calls.append(command))
+    watcher = run.look()
+    assert watcher.remove(watcher.refresh(), cancelled) is None
+    assert calls == [["scancel", *removed]]
 
 
 class TestHeld:
