@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcml.recipe.cell import Cell
-from hpcml.recipe.hyperparameters import ALIASES
+from hpcml.recipe.hyperparameters import ALIASES, BY_NAME
 from hpcml.recipe.problems import Problems
 from hpcml.recipe.schema import Halving, Objective, Recipe
 from hpcml.recipe.yaml import Document
@@ -72,7 +72,8 @@ def rungs(recipe: Recipe, document: Document, cells: Sequence[Cell]) -> dict[str
         they have done at its end, counted from the beginning of the training.
 
     Raises:
-        UserError: it has more rungs than the cells, or the steps, are enough for.
+        UserError: it has more rungs than the cells, or the steps, are enough for, or nothing is
+            measured in the first one.
     """
     halving = recipe.sweep.halving
     if halving is None:
@@ -95,9 +96,20 @@ def rungs(recipe: Recipe, document: Document, cells: Sequence[Cell]) -> dict[str
             )
     problems.raise_any()
     parts = [halving.factor**rung for rung in range(halving.rungs)]
+    steps = [-(-whole // part) for part in reversed(parts)]
+    if recipe.kind == "train" and recipe.objective.metric == "loss":
+        usual = BY_NAME["logging_steps"].default
+        slowest = max(int(cell.params.get("logging_steps", usual)) for cell in cells)
+        if slowest > steps[0]:
+            problems.add(
+                ("sweep", "halving"),
+                f"the first rung ends at step {steps[0]}, before the first loss is logged: "
+                f"params.logging_steps is {slowest}, and may be {steps[0]} at most",
+            )
+            problems.raise_any()
     return {
         "metric": recipe.objective.metric,
         "mode": recipe.objective.mode,
         "cells": [-(-len(cells) // part) for part in parts],
-        "steps": [-(-whole // part) for part in reversed(parts)],
+        "steps": steps,
     }

@@ -90,6 +90,28 @@ def test_more_rungs_than_there_is_to_share_out_are_refused(
         rungs(loaded.recipe, loaded.document, expand(loaded))
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ([], 10),  # what it is where the recipe does not say
+        (["params.logging_steps=6"], 6),
+        (["sweep.grid={logging_steps: [1, 2, 3, 7], seed: [1, 2, 3]}"], 7),
+        (["params.logging_steps=5"], None),
+    ],
+)
+def test_a_loss_is_logged_before_the_first_rung_ends(
+    recipes: Recipes, settings: list[str], steps: int | None
+) -> None:
+    from hpcml.errors import UserError
+
+    loaded = recipes.load(TRAIN, "sweep.halving.metric=loss", *settings)
+    if steps is None:
+        rungs(loaded.recipe, loaded.document, expand(loaded))
+        return
+    with pytest.raises(UserError, match=f"logging_steps is {steps}, and may be 5 at most"):
+        rungs(loaded.recipe, loaded.document, expand(loaded))
+
+
 def test_a_stage_is_not_halved(recipes: Recipes) -> None:
     from hpcml.errors import UserError
     from hpcml.recipe.load import load_stages
