@@ -134,16 +134,18 @@ def _follow_all(runs: list[RunFolder]) -> int:
 
 def _later_rungs(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     """Submit the rungs of a halving, each when the one before is over; returns the exit code."""
+    from hpcml.runs.folder import now
     from hpcml.worker.halving import NotOver, choose
 
     assert plan.halving is not None
+    began = now()
     for rung in range(2, len(plan.halving["steps"]) + 1):
         if rung in run.choices():
             continue
         if _look(run) is None:
             return 130
         try:
-            choose(str(run.path), rung)
+            choose(str(run.path), rung, began)
         except NotOver as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
@@ -162,8 +164,10 @@ def _run_here(submissions: list[Submission], run: RunFolder) -> int:
     """Run the cells on this machine, to their end, one rung after another."""
     from hpcml.launch.drive import only_driver
     from hpcml.launch.submit import begin_rung, renew_plan
+    from hpcml.runs.folder import now
     from hpcml.worker.halving import NotOver
 
+    began = now()
     with only_driver(run):
         run = renew_plan(submissions[0].plan, run)
         interrupted, status = _drive(submissions[0], run)
@@ -171,7 +175,7 @@ def _run_here(submissions: list[Submission], run: RunFolder) -> int:
             if interrupted:
                 break
             try:
-                following = begin_rung(submission, run)
+                following = begin_rung(submission, run, began)
             except NotOver as error:
                 click.echo(f"hpcml: {error}", err=True)
                 break

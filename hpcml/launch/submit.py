@@ -121,15 +121,20 @@ def next_submissions(plan: Plan, snapshot: Snapshot | None = None) -> list[Submi
     return found
 
 
-def begin_rung(submission: Submission, run: RunFolder) -> Submission:
+def begin_rung(submission: Submission, run: RunFolder, since: str | None = None) -> Submission:
     """Decide which cells have the places of a later rung; only those that have one are left.
+
+    Args:
+        submission: the rung.
+        run: where the cells lie.
+        since: when the command began that submits one rung after another.
 
     Raises:
         NotOver: the rung before is not over.
     """
     if submission.rung in (None, 1):
         return submission
-    cells = choose(str(run.path), submission.rung)
+    cells = choose(str(run.path), submission.rung, since)
     return replace(submission, indices=tuple(p for p in submission.indices if p < len(cells)))
 
 

@@ -195,6 +195,8 @@ def _in_rung(cell: CellState, choices: dict[int, list[int]]) -> CellState:
         return cell
     following = choices.get(cell.rung + 1)
     if following is None or cell.index in following:
+        if cell.cancelled:
+            return replace(cell, state="stopped", reason="cancelled")
         return replace(cell, reason=waits_for_rung(cell))
     return replace(cell, state="dropped", reason=f"dropped at rung {cell.rung}")
 

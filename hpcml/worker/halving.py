@@ -38,11 +38,16 @@ def chosen(run_dir: str, rung: int) -> "Optional[list[int]]":
     return cells
 
 
-def choose(run_dir: str, rung: int) -> "list[int]":
+def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
     """The cells of a rung after the first; whoever asks first decides it for all.
 
     Equal values keep the order of the sweep. A cell that failed, was cancelled, or has no finite
     value is no candidate.
+
+    Args:
+        run_dir: the run folder.
+        rung: the rung, from 2.
+        since: when the rung was asked for; who was cancelled before is wanted again. None: now.
 
     Raises:
         NotOver: cells of the rung before may still get an end, or none has a value.
@@ -83,7 +88,18 @@ def choose(run_dir: str, rung: int) -> "list[int]":
             f"rung {before} has no cell with a value of {halving['metric']}: {len(failed)} failed, "
             f"{len(without)} reported none that is a finite number"
         )
-    cells = [index for _, index in sorted(ranked)[: halving["cells"][rung - 1]]]
+    cells: list[int] = []
+    for _, index in sorted(ranked):
+        if len(cells) == halving["cells"][rung - 1]:
+            break
+        if since is not None and _is_cancelled(run_dir, ids[index], since):
+            failed.append(index)
+        else:
+            cells.append(index)
+    if not cells:
+        raise NotOver(
+            f"all cells that have a value of {halving['metric']} in rung {before} are cancelled"
+        )
     path = _choice_path(run_dir, rung)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # Linked and not renamed, so that the first one counts.
@@ -116,11 +132,23 @@ def _metrics(path: str) -> "Optional[dict[str, Any]]":
     return metrics
 
 
+def _events(run_dir: str, cell_id: str) -> "list[dict[str, Any]]":
+    return events.read(os.path.join(run_dir, "cells", cell_id, "events.jsonl"))
+
+
+def _is_cancelled(run_dir: str, cell_id: str, since: str) -> bool:
+    """Whether a cell was cancelled after this time, so that no earlier submission will run it."""
+    return any(
+        event.get("event") == "cancelled" and event["time"] > since
+        for event in _events(run_dir, cell_id)
+    )
+
+
 def _is_over(run_dir: str, cell_id: str) -> bool:
     """Whether a cell without a result failed for good, or is not wanted any more."""
     last: dict[str, Any] = {}
     cancelled = False
-    for event in events.read(os.path.join(run_dir, "cells", cell_id, "events.jsonl")):
+    for event in _events(run_dir, cell_id):
         kind = event.get("event")
         if kind in ("started", "ended"):
             last, cancelled = event, cancelled and kind == "ended"

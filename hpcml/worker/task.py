@@ -147,7 +147,7 @@ class Task:
         rung = self._context.rung
         if rung is None or rung == 1:
             return indices
-        chosen = halving.choose(self._context.run_dir, rung)
+        chosen = halving.choose(self._context.run_dir, rung, self._record["created"])
         return [chosen[place] for place in indices if place < len(chosen)]
 
     def _gpus(self, slot: int) -> "Optional[list[str]]":

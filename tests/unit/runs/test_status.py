@@ -65,6 +65,32 @@ def test_the_cause_decides(fake: FakeRun, cause: str, state: str) -> None:
     assert only(fake).reason == (None if state == "done" else "because")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "cancelled", "seen"),
+    [
+        (None, False, ("pending", "rung 1 is done, waits for rung 2")),
+        ([1, 0], False, ("pending", "rung 1 is done, waits for rung 2")),
+        ([1, 2], False, ("dropped", "dropped at rung 1")),
+        (None, True, ("stopped", "cancelled")),
+        ([1, 0], True, ("stopped", "cancelled")),
+        ([1, 2], True, ("dropped", "dropped at rung 1")),
+    ],
+)
+def test_a_cell_that_is_through_with_its_rung(
+    fake: FakeRun, chosen: list[int] | None, cancelled: bool, seen: tuple[str, str]
+) -> None:
+    fake.folder.plan["halving"] = {"cells": [4, 2], "steps": [1, 2]}
+    fake.start(0, rung=1)
+    fake.end(0, "rung")
+    if cancelled:
+        fake.event(0, "cancelled", 30)
+    if chosen is not None:
+        (fake.folder.path / "rungs").mkdir()
+        (fake.folder.path / "rungs" / "2.json").write_text(json.dumps({"cells": chosen}))
+    cell = collect(fake.folder).cells[0]
+    assert (cell.state, cell.reason) == seen
+
+
 def test_a_cell_carries_what_its_files_say(fake: FakeRun) -> None:
     fake.start(0, 5)
     fake.metrics(

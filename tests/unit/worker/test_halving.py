@@ -83,6 +83,30 @@ def test_without_any_candidate_nothing_is_decided(tmp_path: Path) -> None:
     assert chosen(str(tmp_path), 2) is None
 
 
+def cancel(folder: Path, index: int, time: str) -> None:
+    line = json.dumps({"event": "cancelled", "time": time})
+    (folder / "cells" / f"c{index}" / "events.jsonl").write_text(f"{line}\n")
+
+
+def test_a_cell_that_was_cancelled_after_its_rung_gives_its_place_to_the_next(
+    tmp_path: Path,
+) -> None:
+    """Unless that was before the command was given again, which continues it."""
+    run = run_of(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0])
+    cancel(tmp_path, 0, "2026-01-01T00:00:02.000+00:00")
+    cancel(tmp_path, 1, "2026-01-01T00:00:00.000+00:00")
+    assert choose(run, 2, "2026-01-01T00:00:01.000+00:00") == [1, 2, 3]
+    assert json.loads((tmp_path / "rungs" / "2.json").read_text())["failed"] == [0]
+
+
+def test_when_all_are_cancelled_nothing_is_decided(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [1.0, ended("application")])
+    cancel(tmp_path, 0, "2026-01-01T00:00:02.000+00:00")
+    with pytest.raises(NotOver, match="all cells that have a value of loss in rung 1 are cancell"):
+        choose(run, 2, "2026-01-01T00:00:01.000+00:00")
+    assert choose(run, 2) == [0]
+
+
 def test_it_is_decided_once(tmp_path: Path) -> None:
     run = run_of(tmp_path, [1.0, 2.0, 3.0, 4.0])
     assert choose(run, 2) == [0, 1, 2]
