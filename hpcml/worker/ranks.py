@@ -13,14 +13,17 @@ from typing import Any, NamedTuple, Optional
 from hpcml.worker import memory, processes
 from hpcml.worker.codes import OUT_OF_MEMORY
 
-# What the batch script tells the worker. A payload that starts cells itself must not hand it on.
-_OF_THE_SCRIPT = frozenset(
+# What the batch script tells the worker, and what only a cell of a halving has. A payload that
+# starts cells itself must not hand it on.
+_NOT_HANDED_ON = frozenset(
     (
         "HPCML_JOB_VERSION",
         "HPCML_LAUNCH",
         "HPCML_MASTER_ADDR",
         "HPCML_NODE_COUNT",
         "HPCML_NODE_RANK",
+        "HPCML_RUNG",
+        "HPCML_STEPS",
         "HPCML_TASK",
     )
 )
@@ -284,7 +287,7 @@ class Ranks:
 
     def _environment(self) -> "dict[str, str]":
         context, payload = self.context, self.cell["payload"]
-        environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_SCRIPT}
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
         environment.update(
             HPCML_RUN_DIR=context.run_dir,
             HPCML_CELL_DIR=self.dir,

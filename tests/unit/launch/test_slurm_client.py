@@ -53,7 +53,7 @@ def test_what_a_cell_found_is_no_part_of_what_it_submits(
     monkeypatch.setenv("HPCML_CELL_DIR", "/runs/outer/1/cells/a")
     monkeypatch.setenv("HPCML_SITE", "mine")
     monkeypatch.setenv("PYTHONPATH", f"/mine:{code}")
-    for name in ("RANK", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HPCML_JOB_ID"):
+    for name in ("RANK", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HPCML_JOB_ID", "HPCML_STEPS"):
         monkeypatch.setenv(name, "7")
     lines = client.run(["sbatch"]).splitlines()
     found = dict(line.split("=", 1) for line in lines if "=" in line)

@@ -297,6 +297,19 @@ def test_the_environment_of_a_cell_arrives_unchanged(tmp_path: Path) -> None:
     assert (run.folder.cell_dir("cell0") / "log.1.out").read_text() == "ä '$(x)\n"
 
 
+def test_a_cell_without_halving_has_no_rung_of_the_cell_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training would end where the outer one's rung does, and take that for its end."""
+    monkeypatch.setenv("HPCML_RUNG", "1")
+    monkeypatch.setenv("HPCML_STEPS", "5")
+    run = Run(
+        tmp_path, ["import os; print('HPCML_RUNG' in os.environ, 'HPCML_STEPS' in os.environ)"]
+    )
+    assert run.run() == 0
+    assert (run.folder.cell_dir("cell0") / "log.1.out").read_text() == "False False\n"
+
+
 class Nodes:
     """The workers of one task on several nodes, here all on this machine."""
 
