@@ -292,6 +292,8 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
                 click.echo(f"  {of_rung(submission)}, when the one before is over", err=True)
                 jobs += submit_to_cluster(submission, run, lock, jobs)
         except (PartlySubmitted, NotOver) as error:
+            if jobs:
+                _say_submitted(jobs)  # the rungs before
             click.echo(f"hpcml: {error}", err=True)
             return 1
     if jobs:
