@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.container import Bind, parse_bind
 from hpcml.recipe.load import LoadedRecipe
-from hpcml.recipe.problems import Problems
+from hpcml.recipe.problems import Problems, did_you_mean
 from hpcml.site.images import known_images
 from hpcml.site.schema import Container as SiteContainer
 from hpcml.site.schema import Site
@@ -175,6 +175,15 @@ def _known(name: str, settings: SiteContainer, problems: Problems) -> str:
     return name
 
 
+def _instead(name: str) -> str:
+    """What somebody may have meant by a relative path where nothing is."""
+    if name.endswith((".sif", ".sqsh")):
+        return "; a relative path begins in the site's folder of images (container.images)"
+    if "/" in name or ":" in name:
+        return f"; to take it from a registry, write docker://{name}"
+    return f", and hpcml has no image of this name{did_you_mean(name, known_images())}"
+
+
 def _folder(images: str) -> str:
     return os.path.expanduser(os.path.expandvars(images))
 
@@ -192,7 +201,8 @@ def _file(name: str, settings: SiteContainer, problems: Problems) -> str:
         return name
     path = os.path.join(images or "/", name)
     if not os.path.exists(path):
-        problems.add(place, f"there is no image {path}")
+        hint = "" if os.path.isabs(name) else _instead(name)
+        problems.add(place, f"there is no image {path}{hint}")
     elif settings.runtime == "pyxis" and os.path.isdir(path):
         problems.add(place, f"pyxis takes a .sqsh file or docker://, and {path} is a folder")
     return path

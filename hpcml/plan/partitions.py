@@ -37,7 +37,8 @@ def choose_partition(loaded: LoadedRecipe, resources: Resources, site: Site) -> 
         ]
         if all(line.endswith(": fits") for line in lacking):
             return known[names[0]]
-        _refuse(loaded, site, lacking)
+        named = loaded.recipe.slurm.partition is not None and not set(names) <= set(known)
+        _refuse(loaded, site, lacking, "slurm.partition" if named else "resources")
     for partition in site.partitions:
         if not _lacks(partition, resources, pack, options):
             return partition
@@ -50,10 +51,10 @@ def choose_partition(loaded: LoadedRecipe, resources: Resources, site: Site) -> 
     return None
 
 
-def _refuse(loaded: LoadedRecipe, site: Site, lacking: list[str]) -> None:
+def _refuse(loaded: LoadedRecipe, site: Site, lacking: list[str], key: str = "resources") -> None:
     lines = "\n".join(f"  {line}" for line in lacking)
     raise UserError(
-        f"{loaded.document.where('resources')}: resources: no partition of site {site.name} has "
+        f"{loaded.document.where(key)}: {key}: no partition of site {site.name} has "
         f"what a job asks for\n{lines}\nChange resources, or name another partition or site"
     )
 

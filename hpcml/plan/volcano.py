@@ -191,10 +191,12 @@ def _registry_name(image: str, site: Site, loaded: LoadedRecipe) -> str:
     if name in known_images():
         name = ""  # a file of other sites
     if not name or name.endswith((".sif", ".sqsh")) or name.startswith("/"):
-        where = loaded.document.where("container.image") if loaded.recipe.container else None
+        where = f"site {site.name}: volcano.image"
+        if loaded.recipe.container:
+            where = f"{loaded.document.where('container.image')}: container.image"
         raise UserError(
-            f"{where or f'site {site.name}: volcano.image'}: {image}: Kubernetes takes images from "
-            "a registry, such as docker://nvcr.io/nvidia/pytorch:25.06-py3"
+            f"{where}: {image}: Kubernetes takes images from a registry, such as "
+            "docker://nvcr.io/nvidia/pytorch:25.06-py3"
         )
     return name
 

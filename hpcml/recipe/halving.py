@@ -50,8 +50,8 @@ def check_halving(problems: Problems, recipe: Recipe, halving: Halving, stage: b
         problems.add(
             (*path, "metric"), f"a training reports {' and '.join(_OF_TRAINING)}, not {metric}"
         )
-    names = {ALIASES.get(name, name) for name in recipe.params}
-    if "max_steps" not in names:
+    given = {ALIASES.get(name, name) for name, value in recipe.params.items() if value is not None}
+    if "max_steps" not in given:
         problems.add(path, "params.max_steps is needed, from which the steps of a rung follow")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -69,7 +70,7 @@ _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _translate(model: type[Block], problems: Problems, detail: ErrorDetails) -> None:
     """Record an error of pydantic in our words."""
-    location = [part for part in detail["loc"] if part != "[key]"]
+    location = _keys(model, detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
     key = str(location[-1]) if location else ""
     if kind == "extra_forbidden":
@@ -91,6 +92,29 @@ def _translate(model: type[Block], problems: Problems, detail: ErrorDetails) -> 
         problems.add(location, f"must be {_ALLOWED[kind](context)}, not {_shown(detail['input'])}")
     else:
         problems.add(location, f"{detail['msg']} (it is {_shown(detail['input'])})")
+
+
+def _keys(model: type[Block], location: tuple[str | int, ...]) -> list[str | int]:
+    """The keys of the document in pydantic's place of a mistake.
+
+    Behind the key of a value that may be of several types, pydantic names the one that it tried.
+    """
+    keys: list[str | int] = []
+    block: type[Block] | None = model
+    tried = False
+    for part in location:
+        if not tried and part != "[key]":
+            keys.append(part)
+        annotation = None
+        if block is not None and part in block.model_fields:
+            annotation = block.model_fields[str(part)].annotation
+            block = model_in(annotation)
+        tried = len([kind for kind in _kinds(annotation) if kind is not type(None)]) > 1
+    return keys
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
 
 
 def _suggestion(root: type[Block], parents: list[str | int], key: str) -> str:

@@ -248,7 +248,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> str:
     if mark is not None:
         lines = text.splitlines()
         line = lines[mark.line] if mark.line < len(lines) else ""
-        if "\t" in line[: mark.column + 1] and "token" in problem:
+        if "\t" in line[: mark.column + 1] and ("token" in problem or "tab" in problem):
             return "there is a tab; YAML takes only spaces as indentation"
     if "single document" in str(error.context) or "another document" in problem:
         return "a second document begins here (---); only one is allowed"

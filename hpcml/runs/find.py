@@ -17,6 +17,9 @@ from hpcml.runs.results import results
 from hpcml.site.search import site_files
 
 _LISTED = 10
+# So many digits are an index, also one that no cell has, and never the beginning of an id: `cancel
+# RUN 9` must not stop another cell.
+_DIGITS_OF_INDEX = 7
 
 
 def list_runs(*roots: Path) -> list[RunFolder]:
@@ -163,7 +166,8 @@ def find_cell(run: RunFolder, spec: str) -> dict[str, Any]:
         return run.cell(run.ids[spec])
     if spec.isdecimal() and int(spec) < len(run):
         return run.cell(int(spec))
-    matches = [cell_id for cell_id in run.ids if spec and cell_id.startswith(spec)]
+    index = spec.isdecimal() and len(spec) <= _DIGITS_OF_INDEX
+    matches = [each for each in run.ids if spec and not index and each.startswith(spec)]
     if len(matches) == 1:
         return run.cell(run.ids[matches[0]])
     if matches:

@@ -84,10 +84,7 @@ def known_image(name: str) -> Image:
     """
     images = known_images()
     if name not in images:
-        raise UserError(
-            f"there is no image {name!r} with a definition (there are {', '.join(images)})"
-            f"{did_you_mean(name, images)}"
-        )
+        raise UserError(f"there is no image {name!r} with a definition{did_you_mean(name, images)}")
     return images[name]
 
 

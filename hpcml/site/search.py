@@ -58,6 +58,7 @@ def find_site(name: str | None = None) -> FoundSite:
     Raises:
         UserError: there is no such site, or its file has a mistake.
     """
+    said = "--site " if name else "$HPCML_SITE="
     name = name or os.environ.get("HPCML_SITE") or None
     files = site_files()
     if name is None:
@@ -72,7 +73,7 @@ def find_site(name: str | None = None) -> FoundSite:
     if "/" in name or name.endswith((".yaml", ".yml")):
         return load_site(Path(name))
     raise UserError(
-        f"--site {name}: no such site{did_you_mean(name, files)}\n"
+        f"{said}{name}: no such site{did_you_mean(name, files)}\n"
         f"Sites are looked for in {', '.join(str(folder) for folder in search_path())}"
     )
 

@@ -169,6 +169,12 @@ def test_a_partition_that_is_named_must_have_it(tmp_path: Path) -> None:
         plan(tmp_path, recipe, partitions=PARTITIONS)
 
 
+def test_a_partition_that_is_not_there_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"slurm\.partition: no partition of site cluster") as error:
+        plan(tmp_path, {"slurm": {"partition": "gpuu"}}, partitions=PARTITIONS)
+    assert "gpuu: there is no such partition (there are " in str(error.value)
+
+
 def test_a_short_job_has_time_to_work_before_its_signal(tmp_path: Path) -> None:
     """Slurm sends it up to half a minute early: with 30 s it would come as the job begins."""
     assert options(plan(tmp_path, {"resources": {"time": "1m"}}))["signal"] == "B:USR1@15"

@@ -57,6 +57,7 @@ def test_halving_is_no_part_of_a_cell(recipes: Recipes) -> None:
         (TRAIN, "sweep.halving.metric=accuracy", "a training reports eval_loss and loss"),
         (TRAIN, "sweep.halving.steps=9", "for a training it is params.max_steps"),
         (TRAIN, "params={}", "params.max_steps is needed"),
+        (TRAIN, "params.max_steps=null", "params.max_steps is needed"),
         (TRAIN, "objective={metric: loss, mode: max}", ""),
         (COMMAND, "objective={metric: loss}", "the objective says min"),
         (COMMAND, "sweep.halving.steps=null", "the steps of a whole training"),

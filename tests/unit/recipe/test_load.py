@@ -167,6 +167,18 @@ def test_mistakes_in_what_every_recipe_needs(recipes: Recipes, text: str, parts:
         assert part in message
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("checkpoint: {interval: often}\n", "checkpoint.interval"), ("", "train.deepspeed")],
+)
+def test_a_value_of_several_types_is_named_by_its_key_alone(
+    recipes: Recipes, text: str, key: str
+) -> None:
+    message = recipes.error(TRAIN + text, *([] if text else ["train.deepspeed=3"]))
+    for line in message.splitlines():
+        assert f" {key}: " in line
+
+
 def test_all_mistakes_are_listed_at_once(recipes: Recipes) -> None:
     message = recipes.error(COMMAND + "array: {pack: 0}\nretry: {oom: x}\nfoo: 1\n")
     assert [line.split(": ")[1] for line in message.splitlines()] == [

@@ -137,8 +137,14 @@ def test_relative_names_lie_in_the_folder_of_images(tmp_path: Path) -> None:
     found = plan(tmp_path, "x.sif", site).container
     assert found is not None
     assert found.image == f"{tmp_path}/images/x.sif"
-    with pytest.raises(UserError, match="there is no image"):
-        plan(tmp_path, "y.sif", site)
+    for image, hint in (
+        ("y.sif", "y.sif; a relative path begins in the site's folder of images"),
+        ("nvcr.io/x/y:1", "to take it from a registry, write docker://nvcr.io/x/y:1"),
+        ("torhc", "torhc, and hpcml has no image of this name; did you mean 'torch'?"),
+    ):
+        with pytest.raises(UserError, match="there is no image") as error:
+            plan(tmp_path, image, site)
+        assert hint in str(error.value)
 
 
 @pytest.mark.parametrize(("runtime", "end"), [("apptainer", "sif"), ("pyxis", "sqsh")])

@@ -170,6 +170,16 @@ def test_what_a_cell_may_be_called(tmp_path: Path) -> None:
             find_cell(run, spec)
 
 
+def test_a_number_is_no_beginning_of_an_id(tmp_path: Path) -> None:
+    cells = make_cells(3)
+    cells[1]["id"] = "9123456789ab"
+    run = FakeRun(tmp_path, cells).folder
+    for spec in ("9", "9123456"):
+        with pytest.raises(UserError, match="0 to 2"):
+            find_cell(run, spec)
+    assert find_cell(run, "91234567")["index"] == 1
+
+
 def test_the_best_cell(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path, make_cells(3), objective={"metric": "loss", "mode": "min"})
     with pytest.raises(UserError, match="'loss' yet"):

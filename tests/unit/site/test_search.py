@@ -38,6 +38,9 @@ def test_a_name_a_path_and_the_environment(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HPCML_SITE", "mine")
     assert find_site().site.name == "mine"
     assert find_site("local").site.name == "local"
+    monkeypatch.setenv("HPCML_SITE", "mien")
+    with pytest.raises(UserError, match=r"^\$HPCML_SITE=mien: no such site; did you mean 'mine'"):
+        find_site()
 
 
 def test_the_host_name_chooses(place: Path) -> None:
