@@ -353,3 +353,8 @@ def test_between_an_attempt_and_its_retry_a_cell_has_not_failed(tmp_path: Path) 
     state = collect(fake.folder).cells[0]
     assert state.state == "pending"
     assert state.reason == "tries again after: boom"
+
+
+def test_the_docs_explain_each_state() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text(encoding="utf-8")
+    assert {state for state in status.STATES if f"\n| `{state}` | " not in page} == set()
