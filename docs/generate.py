@@ -49,8 +49,9 @@ objective: {metric: loss, mode: min}   # what `hpcml results` ranks by
 resources: {cpus: 1, time: 30m}        # what each cell needs
 ```
 
-`hpcml sweep --dry-run recipe.yaml` shows the cells and the jobs without starting anything. Each
-key can be replaced on the command line: `--set resources.time=1h`, `--set sweep.grid.seed=[0]`.
+`hpcml sweep --dry-run recipe.yaml` shows how many cells and jobs there are, and the script of the
+jobs, without starting anything. Each key can be replaced on the command line:
+`--set resources.time=1h`, `--set sweep.grid.seed=[0]`.
 
 ## How YAML is read
 

@@ -13,7 +13,7 @@ from hpcml.recipe.halving import check_halving, objective_of
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.inference import check_inference
 from hpcml.recipe.memory import no_collection
-from hpcml.recipe.problems import Problems
+from hpcml.recipe.problems import Problems, did_you_mean
 from hpcml.recipe.schema import Objective, Recipe, StagedRecipe
 from hpcml.recipe.stages import SHARED, in_order
 from hpcml.recipe.validation import checked
@@ -179,6 +179,25 @@ def _check_train(problems: Problems, recipe: Recipe) -> None:
             ("train", "data"),
             "exactly one of source and files is needed, for example source: python-stdlib",
         )
+    if recipe.objective is not None and recipe.objective.metric not in _METRICS:
+        metric = recipe.objective.metric
+        problems.add(
+            ("objective", "metric"),
+            f"a training reports no {metric!r}{did_you_mean(metric, _METRICS)}",
+        )
+
+
+# What a training reports (hpcml/train/course.py).
+_METRICS = (
+    "eval_loss",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "epoch",
+    "tokens_per_second",
+    "unigram_entropy",
+    "best_step",
+)
 
 
 def _check_values(problems: Problems, recipe: Recipe, data: Mapping[str, Any]) -> None:

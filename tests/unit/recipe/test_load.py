@@ -27,9 +27,19 @@ def test_a_training_minimizes_its_evaluation_loss(recipes: Recipes) -> None:
     objective = recipes.load(TRAIN).recipe.objective
     assert objective is not None
     assert (objective.metric, objective.mode) == ("eval_loss", "min")
-    given = recipes.load(TRAIN + "objective: {metric: accuracy, mode: max}\n").recipe.objective
+    text = TRAIN + "objective: {metric: tokens_per_second, mode: max}\n"
+    given = recipes.load(text).recipe.objective
     assert given is not None
     assert given.mode == "max"
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [("eval_los", "did you mean 'eval_loss'?"), ("accuracy", "known: eval_loss, loss, ")],
+)
+def test_a_training_is_ranked_by_what_it_reports(recipes: Recipes, metric: str, said: str) -> None:
+    message = recipes.error(TRAIN + f"objective: {{metric: {metric}}}\n")
+    assert f"recipe.yaml:4: objective.metric: a training reports no '{metric}'; {said}" in message
 
 
 def test_units_become_numbers(recipes: Recipes) -> None:
