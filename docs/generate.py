@@ -95,7 +95,8 @@ stages:
 One command submits them all; on a cluster nothing stays behind on the login node. Each stage is a
 run of its own, here `study.explore` and `study.longer`. What an earlier stage found is looked up
 when a cell starts: `stages.NAME.best.params.X`, `.best.metrics.X`, `.best.checkpoint` (a folder),
-`.best.id`, and `stages.NAME.run`, the run folder. `best` is the best cell by the stage's objective.
+`.best.id`, and `stages.NAME.run`, the run folder. `best` is the best cell by the stage's objective;
+X is a parameter that the stage's recipe gives, under its first name (`learning_rate`, not `lr`).
 A parameter of a training may be such a value alone, a text may have it anywhere.
 
 ## Sweeps

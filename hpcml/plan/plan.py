@@ -227,7 +227,11 @@ def compile_plan(
     needs = needs or {}
     # Relative to the runs root, so that a root that was moved still works.
     results = {
-        name: Reference(f"{plan.name}/{plan.run_id}") for name, plan in _before(needs).items()
+        name: Reference(
+            f"{plan.name}/{plan.run_id}",
+            params={**plan.cells[0].params, **dict.fromkeys(plan.swept)},
+        )
+        for name, plan in _before(needs).items()
     }
     cells = tuple(expand(loaded, Stages(results)))
     resources = resources_of(loaded)

@@ -8,7 +8,7 @@ value when the cell starts. Tokens are marked by NUL, which no value of a recipe
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from hpcml.recipe.problems import Problems, did_you_mean
@@ -36,16 +36,20 @@ class Reference(Mapping[str, Any]):
     Args:
         run: the stage's run folder, relative to the runs root.
         parts: the names so far, such as ``("best", "params")``.
+        params: the names of the parameters that the stage's cells have; None where any may be.
     """
 
-    def __init__(self, run: str, parts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, run: str, parts: tuple[str, ...] = (), params: Collection[str] | None = None
+    ) -> None:
         self._run = run
         self._parts = parts
+        self._params = params
 
     def __getitem__(self, name: str) -> Reference:
         if name not in self._known():
             raise KeyError(name)
-        return Reference(self._run, (*self._parts, name))
+        return Reference(self._run, (*self._parts, name), self._params)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known())
@@ -64,7 +68,7 @@ class Reference(Mapping[str, Any]):
         if not isinstance(known, _Anything) and known:
             here = ".".join(("stages.NAME", *self._parts))
             raise ValueError(f"{here} is no value; go on with one of {', '.join(known)}")
-        if isinstance(known, _Anything) and self._parts[-1] in ("params", "metrics"):
+        if self._parts in (("best", "params"), ("best", "metrics")):
             raise ValueError(f"go on with the name of one of the {self._parts[-1]}")
         return f"{_MARK}{self._run}{_MARK}{'.'.join(self._parts)}{_MARK}"
 
@@ -73,13 +77,18 @@ class Reference(Mapping[str, Any]):
             return ("best", "run")
         if self._parts == ("best",):
             return ("checkpoint", "id", "metrics", "params")
+        if self._parts[:2] == ("best", "params") and self._params is not None:
+            here = len(self._parts) - 2
+            names = [name.split(".") for name in self._params]
+            below = [name[here] for name in names if name[:here] == [*self._parts[2:]] != name]
+            return dict.fromkeys(below)
         if self._parts[:2] in (("best", "params"), ("best", "metrics")):
             return _Anything()
         return ()
 
 
 class _Anything:
-    """Contains every name: which parameters and metrics there will be is not known yet."""
+    """Contains every name: which metrics there will be is not known yet."""
 
     def __contains__(self, name: object) -> bool:
         return True
