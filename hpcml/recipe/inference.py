@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError
+
 from hpcml.recipe.cell import Row, canonical_json
 from hpcml.recipe.payload import Rendered, compiled, digest
 from hpcml.recipe.problems import KeyPath, Problems
@@ -31,6 +33,12 @@ def check_inference(problems: Problems, recipe: Recipe, infer: Infer) -> None:
             ("infer",),
             "exactly one of prompt, messages and input.format openai says what is asked",
         )
+    for name in ("prompt", "system"):
+        try:
+            Environment().compile(getattr(infer, name) or "")
+        except TemplateSyntaxError as error:
+            where = f" (line {error.lineno} of it)" if error.lineno > 1 else ""
+            problems.add(("infer", name), f"it is not a template of Jinja: {error.message}{where}")
     if infer.system is not None and not infer.chat:
         problems.add(("infer", "system"), "it needs chat: true")
     if infer.chat and infer.prompt is None:

@@ -79,6 +79,10 @@ def test_a_sweep_over_parameters_has_an_output_each(folder: Path) -> None:
     [
         ({"prompt": None}, {}, "exactly one of prompt, messages"),
         ({"messages": "m"}, {}, "exactly one of prompt, messages"),
+        ({"prompt": "{{ q"}, {}, "infer.prompt: it is not a template of Jinja: unexpected end"),
+        ({"prompt": "a\n{% if q %}"}, {}, "(line 2 of it)"),
+        ({"prompt": "{{ q | uper }}"}, {}, "No filter named 'uper'"),
+        ({"system": "{{ }}", "chat": True}, {}, "infer.system: it is not a template of Jinja"),
         ({"system": "s"}, {}, "infer.system: it needs chat: true"),
         ({"prompt": None, "messages": "m", "chat": True}, {}, "infer.chat"),
         ({"engine": "vlm"}, {}, "did you mean 'vllm'"),
