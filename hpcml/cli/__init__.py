@@ -22,6 +22,7 @@ _COMMANDS = {
     "status": "Show the state of every cell of a run.",
     "results": "Rank the cells of a run by their metric.",
     "logs": "Show what a cell printed.",
+    "why": "Tell the life of a cell, and how to run it by hand.",
     "cancel": "Ask running cells to save and leave.",
     "export": "Write the model that a cell trained as a folder.",
     "site": "List, show, check and detect the places where jobs can run.",

@@ -64,6 +64,15 @@ def speed(item: float | None) -> str:
     return "" if item is None or not math.isfinite(item) else f"{item:,.0f}"
 
 
+def size(count: float) -> str:
+    """Bytes in the unit that is easy to read: ``700 B``, ``2.1 KiB``, ``45 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.1f} {unit}" if unit != "B" and count < 10 else f"{count:.0f} {unit}"
+
+
 def duration(seconds: float | None) -> str:
     """A time span in its two largest units: ``40s``, ``3m 05s``, ``2h 10m``, ``3d 04h``."""
     if seconds is None:

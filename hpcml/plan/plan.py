@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from hpcml import __version__
 from hpcml.errors import UserError
 from hpcml.files import expanded, root_of_cell
@@ -123,6 +125,14 @@ class Plan:
             "env_from": list(self.env_from),
             "needs": [f"{plan.name}/{plan.run_id}" for plan in self.needs],
             "image": self.image,
+            "workers": self.workers,
+            "python": self.python,
+            "container": TypeAdapter(Container | None).dump_python(self.container, mode="json"),
+            "pod": TypeAdapter(Pod | None).dump_python(self.pod, mode="json"),
+            "directives": [list(directive) for directive in self.directives],
+            "project": None if self.project is None else str(self.project),
+            "code_limit": self.code_limit,
+            "stage": self.stage,
             "scheduler": self.site.scheduler,
             "site": self.site.model_dump(mode="json"),
             "hpcml_version": __version__,

@@ -161,8 +161,8 @@ class Ranks:
             with open(self.log("out", rank), "ab") as out, open(self.log("err", rank), "ab") as err:
                 try:
                     process = subprocess.Popen(
-                        self._arguments(),
-                        cwd=self._directory(),
+                        self.arguments(os.environ.get("HPCML_PYTHON", "python3")),
+                        cwd=self.directory(),
                         env={**environment, **self._rank_environment(local_rank, port)},
                         stdin=subprocess.DEVNULL,
                         stdout=out,
@@ -269,14 +269,15 @@ class Ranks:
     def _rank(self, local_rank: int) -> int:
         return self.context.node.rank * self._count() + local_rank
 
-    def _arguments(self) -> "list[str]":
+    def arguments(self, python: str) -> "list[str]":
+        """What is executed; ``python`` runs what is hpcml's own."""
         kind = self.context.plan["kind"]
         if kind == "command":
             return [str(argument) for argument in self.cell["payload"]["argv"]]
-        python = os.environ.get("HPCML_PYTHON", "python3")
         return [python, "-u", "-m", f"hpcml.{kind}"]
 
-    def _directory(self) -> str:
+    def directory(self) -> str:
+        """The folder that it is executed in."""
         plan = self.context.plan
         if plan["kind"] != "command":
             return self.dir
@@ -285,29 +286,37 @@ class Ranks:
         recipe = os.path.join(code, "project", plan["directory"])
         return os.path.join(recipe, self.cell["payload"].get("directory") or "")
 
+    def variables(self) -> "dict[str, str]":
+        """What a payload finds in its environment on every node."""
+        context = self.context
+        found = {
+            "HPCML_RUN_DIR": context.run_dir,
+            "HPCML_CELL_DIR": self.dir,
+            "HPCML_WORKERS": str(context.workers),
+            "HPCML_CELL_ID": self.cell["id"],
+            "HPCML_CELL_INDEX": str(self.cell["index"]),
+            "HPCML_ATTEMPT": str(self.number),
+            "HPCML_METRICS": self.metrics_path,
+            "HPCML_STOP_FILE": self.stop_file,
+            "HPCML_SIGNAL_LEAD": str(context.plan["signal"]["lead"]),
+            "HPCML_NODE_MTBF": str(context.plan["node_mtbf"]),
+            "HPCML_CHECKPOINTS": os.path.join(self.dir, "checkpoints"),
+            "OMP_NUM_THREADS": str(context.plan["resources"]["cpus"]),
+        }
+        if context.rung is not None:
+            found.update(HPCML_RUNG=str(context.rung), HPCML_STEPS=str(context.steps))
+        return found
+
     def _environment(self) -> "dict[str, str]":
-        context, payload = self.context, self.cell["payload"]
+        context = self.context
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
         environment.update(
-            HPCML_RUN_DIR=context.run_dir,
-            HPCML_CELL_DIR=self.dir,
-            HPCML_WORKERS=str(context.workers),
-            HPCML_CELL_ID=self.cell["id"],
-            HPCML_CELL_INDEX=str(self.cell["index"]),
-            HPCML_ATTEMPT=str(self.number),
-            HPCML_METRICS=self.metrics_path,
-            HPCML_STOP_FILE=self.stop_file,
-            HPCML_SIGNAL_LEAD=str(context.plan["signal"]["lead"]),
-            HPCML_NODE_MTBF=str(context.plan["node_mtbf"]),
-            HPCML_CHECKPOINTS=os.path.join(self.dir, "checkpoints"),
-            OMP_NUM_THREADS=str(context.plan["resources"]["cpus"]),
+            self.variables(),
             TMPDIR=self._scratch,
             XDG_CACHE_HOME=os.path.join(self._scratch, "cache"),
             TRITON_CACHE_DIR=os.path.join(self._scratch, "triton"),
             TORCHINDUCTOR_CACHE_DIR=os.path.join(self._scratch, "inductor"),
         )
-        if context.rung is not None:
-            environment.update(HPCML_RUNG=str(context.rung), HPCML_STEPS=str(context.steps))
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         code = os.path.join(context.run_dir, context.code)
@@ -316,7 +325,7 @@ class Ranks:
         # For a user's command last, so that hpcml can be imported and hides nothing of theirs.
         path = [*others, code] if context.plan["kind"] == "command" else [code, *others]
         environment["PYTHONPATH"] = ":".join(path)
-        environment.update(payload.get("env") or {})
+        environment.update(self.cell["payload"].get("env") or {})
         return environment
 
     def _rank_environment(self, local_rank: int, port: int) -> "dict[str, str]":

@@ -204,7 +204,7 @@ def test_any_value_arrives_unchanged(hpcml: Hpcml) -> None:
                 "name": "values",
                 "kind": "command",
                 "sweep": {"grid": {"text": NASTY}},
-                "env": {"VALUE": "{{ params.text }}"},
+                "env": {"VALUE": "{{ params.text }}", "MY_TOKEN": "not to be shown"},
                 "command": {"run": [sys.executable, "echo.py", "{{ params.text }}"]},
             },
             ensure_ascii=False,
@@ -216,6 +216,15 @@ def test_any_value_arrives_unchanged(hpcml: Hpcml) -> None:
         out = hpcml.run_folder() / "cells" / cell["id"] / "log.1.out"
         seen[cell["index"]] = json.loads(out.read_text())
     assert [seen[index] for index in range(len(NASTY))] == [[value, value] for value in NASTY]
+    # By hand each gets the same, and the run stays as it is.
+    before = sorted(hpcml.run_folder().glob("cells/*/*"))
+    for index in range(len(NASTY)):
+        told = hpcml("why", "values", str(index)).stdout
+        assert "not to be shown" not in told
+        commands = told.partition("By hand")[2].partition("\n")[2]
+        out = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, check=True)
+        assert json.loads(out.stdout) == [NASTY[index], NASTY[index]]
+    assert sorted(hpcml.run_folder().glob("cells/*/*")) == before
     assert not Path("/tmp/never").exists()
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcml.errors import UserError
-from hpcml.launch.submit import next_submission
+from hpcml.launch.submit import create_run, next_submission
 from hpcml.plan import Submission, compile_plan
+from hpcml.plan.stored import stored_plan
 from hpcml.recipe.load import load_recipe
 from hpcml.render import render_job, render_script
+from hpcml.render.by_hand import by_hand
 from hpcml.site.search import load_site
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -84,6 +88,37 @@ def test_bash_and_shellcheck_accept_it(case: str) -> None:
     command = [shellcheck, "--exclude=SC2016", golden]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_of_a_run_folder_is_the_one_that_made_it(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = submission(case, tmp_path, monkeypatch)
+    chosen = replace(chosen, plan=replace(chosen.plan, root=tmp_path / "the runs"))
+    run = create_run(chosen.plan)
+    stored = stored_plan(run.path)
+    assert stored.document() == chosen.plan.document() == run.plan
+    again = replace(chosen, plan=stored)
+    assert render_script(again) == render_script(chosen)
+    for job in chosen.jobs if chosen.plan.pod else ():
+        assert render_job(again, job) == render_job(chosen, job)
+    for mine, other in zip(stored.cells, chosen.plan.cells, strict=True):
+        assert (mine.index, mine.id, mine.swept) == (other.index, other.id, other.swept)
+        assert (mine.params, mine.payload) == (other.params, other.payload)
+        assert json.loads(f"{{{mine.members}}}") == json.loads(f"{{{other.members}}}")
+    lines = by_hand(stored, run.cell(0), chosen.code)
+    assert "a secret" not in "\n".join(lines)
+    subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
+
+
+def test_a_plan_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(submission("local", tmp_path, monkeypatch).plan, root=tmp_path)
+    run = create_run(plan)
+    del run.plan["directives"]
+    run.plan_file.write_text(json.dumps(run.plan))
+    with pytest.raises(UserError, match=r"plan.json: it lacks .*'directives'.* given again"):
+        stored_plan(run.path)
 
 
 def test_rendering_twice_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
