@@ -65,7 +65,7 @@ def test_attempts_budgets_and_checkpoints(root: Path, invoke: Invoke) -> None:
     ):
         assert words in out, (words, out)
     told = [line[23:].split(":")[0] for line in out.splitlines() if line.startswith("  20")]
-    assert [line.split()[1] for line in told] == list("1111223344")  # in the order of time
+    assert [line.split()[1] for line in told] == list("11112233444")  # in the order of time
     assert told[0].startswith("submission 1")
     document = json.loads(invoke("why", "toy", "0", "--json").output)
     assert [a["cause"] for a in document["attempts"]] == ["stopped", "oom", "oom", "application"]
