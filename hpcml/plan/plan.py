@@ -240,6 +240,7 @@ def compile_plan(
         name: Reference(
             f"{plan.name}/{plan.run_id}",
             params={**plan.cells[0].params, **dict.fromkeys(plan.swept)},
+            ranked=plan.objective is not None or len(plan.cells) == 1,
         )
         for name, plan in _before(needs).items()
     }

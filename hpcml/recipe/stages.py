@@ -37,19 +37,25 @@ class Reference(Mapping[str, Any]):
         run: the stage's run folder, relative to the runs root.
         parts: the names so far, such as ``("best", "params")``.
         params: the names of the parameters that the stage's cells have; None where any may be.
+        ranked: whether one of the cells is the best: there is an objective, or only one cell.
     """
 
     def __init__(
-        self, run: str, parts: tuple[str, ...] = (), params: Collection[str] | None = None
+        self,
+        run: str,
+        parts: tuple[str, ...] = (),
+        params: Collection[str] | None = None,
+        ranked: bool = True,
     ) -> None:
         self._run = run
         self._parts = parts
         self._params = params
+        self._ranked = ranked
 
     def __getitem__(self, name: str) -> Reference:
         if name not in self._known():
             raise KeyError(name)
-        return Reference(self._run, (*self._parts, name), self._params)
+        return Reference(self._run, (*self._parts, name), self._params, self._ranked)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known())
@@ -64,6 +70,10 @@ class Reference(Mapping[str, Any]):
         Raises:
             ValueError: it is not a value yet; the message says what may follow.
         """
+        if self._parts[:1] == ("best",) and not self._ranked:
+            raise ValueError(
+                "the stage has several cells, and needs an objective to have a best one"
+            )
         known = self._known()
         if not isinstance(known, _Anything) and known:
             here = ".".join(("stages.NAME", *self._parts))

@@ -94,6 +94,7 @@ def test_another_first_stage_is_another_run_of_all(recipe: Path) -> None:
         ("needs: [first]", "needs: []", "this stage needs no stage 'first'"),
         ("stages.middle.run", "stages.middle.best", "is no value; go on with one of"),
         ("stages.middle.run", "stages.middle.worst", "no part 'worst'"),
+        ("objective: {metric: loss}", "", "the stage has several cells, and needs an objective"),
         ("stages.middle.run", "stages.middle.best.params", "is no value; go on with one of"),
         ("stages.middle.run", "stages.middle.best.metrics", "the name of one of the metrics"),
         ('best.params.lr }}", s', 'best.params.lrr }}", s', "no part 'lrr'; did you mean 'lr'?"),
