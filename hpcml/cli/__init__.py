@@ -21,6 +21,7 @@ _COMMANDS = {
     "infer": "Let a language model answer the rows of a table.",
     "status": "Show the state of every cell of a run.",
     "results": "Rank the cells of a run by their metric.",
+    "report": "Write a run as one page for the browser.",
     "logs": "Show what a cell printed.",
     "why": "Tell the life of a cell, and how to run it by hand.",
     "cancel": "Ask running cells to save and leave.",

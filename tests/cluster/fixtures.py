@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real Slurm cluster or a real container.
+"""Fixtures for tests that need a real Slurm cluster, a real container or a real browser.
 
 ``slurm_cluster`` is shared by all pytest processes of this machine: the first one starts it, the
 last one stops it, unless somebody had started it by hand. Tests use it side by side; one that
@@ -27,6 +27,7 @@ import pytest
 __all__ = [
     "SlurmCluster",
     "apptainer",
+    "chromium",
     "host_python_binds",
     "pytest_configure",
     "pytest_runtest_makereport",
@@ -254,6 +255,18 @@ def apptainer() -> Path:
     if done.returncode:
         absent(f"no container image: {done.stderr}")
     return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def chromium() -> tuple[str, str]:
+    """The programs of a browser and of its driver, from Debian where they are not installed."""
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if None in programs:
+        if reason := why_no_debian():
+            absent(f"no chromium: {reason}")
+        with locked("install"):
+            install("chromium")
+    return shutil.which("chromium") or "", shutil.which("chromedriver") or ""
 
 
 def host_python_binds() -> list[str]:

@@ -1,0 +1,1 @@
+"""The report of a run: what its folder holds, as one page, a picture or a Markdown text."""
