@@ -25,6 +25,7 @@ _COMMANDS = {
     "logs": "Show what a cell printed.",
     "why": "Tell the life of a cell, and how to run it by hand.",
     "cancel": "Ask running cells to save and leave.",
+    "rerun": "Run chosen cells of a run again, without its recipe.",
     "export": "Write the model that a cell trained as a folder.",
     "site": "List, show, check and detect the places where jobs can run.",
     "container": "List, build, fetch and check the images that cells run in.",

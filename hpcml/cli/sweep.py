@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,6 +163,7 @@ def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
 
 def _run_here(submissions: list[Submission], run: RunFolder) -> int:
     """Run the cells on this machine, to their end, one rung after another."""
+    from hpcml.cli.preview import describe, of_rung
     from hpcml.launch.drive import only_driver
     from hpcml.launch.submit import begin_rung, renew_plan
     from hpcml.runs.folder import now
@@ -170,7 +172,7 @@ def _run_here(submissions: list[Submission], run: RunFolder) -> int:
     began = now()
     with only_driver(run):
         run = renew_plan(submissions[0].plan, run)
-        interrupted, status = _drive(submissions[0], run)
+        interrupted, status = _drive(submissions[0], run, describe(submissions[0]))
         for submission in submissions[1:]:
             if interrupted:
                 break
@@ -179,15 +181,14 @@ def _run_here(submissions: list[Submission], run: RunFolder) -> int:
             except NotOver as error:
                 click.echo(f"hpcml: {error}", err=True)
                 break
-            interrupted, status = _drive(following, run, first=False)
+            interrupted, status = _drive(following, run, of_rung(following))
     code = _finish(run, status)
     return 130 if interrupted else code
 
 
-def _drive(submission: Submission, run: RunFolder, first: bool = True) -> tuple[bool, Status]:
+def _drive(submission: Submission, run: RunFolder, what: str) -> tuple[bool, Status]:
     """Run the tasks of a submission to their end: whether it was interrupted, and the states."""
     from hpcml.cli import text
-    from hpcml.cli.preview import describe, of_rung
     from hpcml.cli.view import progress
     from hpcml.launch.drive import drive
     from hpcml.launch.submit import submit_here
@@ -195,7 +196,7 @@ def _drive(submission: Submission, run: RunFolder, first: bool = True) -> tuple[
 
     interrupted = False
     watcher = Watcher(run)
-    click.echo(describe(submission) if first else of_rung(submission), err=True)
+    click.echo(what, err=True)
     if submission.indices:
         scheduler = submit_here(submission, run)
         with progress(run) as view:
@@ -235,7 +236,7 @@ def add_workers(plan: Plan, count: int) -> int:
     submission = more_workers(plan, run, count)
     if plan.site.scheduler == "local":
         # Beside the command that runs the others: workers have nothing in common.
-        interrupted, status = _drive(submission, run)
+        interrupted, status = _drive(submission, run, describe(submission))
         return 130 if interrupted else int(not status.complete)
     with only_driver(run) as lock:
         settle(run)
@@ -249,6 +250,57 @@ def add_workers(plan: Plan, count: int) -> int:
             click.echo(f"hpcml: {error}", err=True)
             return 1
     _say_submitted(jobs)
+    return 0
+
+
+def run_chosen(
+    plan: Plan, run: RunFolder, choose: Callable[[], Sequence[int]], *, wait: bool
+) -> int:
+    """Run some cells of a run again, in the code of its newest submission.
+
+    Args:
+        plan: the run's plan.
+        run: the run.
+        choose: the cells; called as the run's only driver, when all that is queued is known.
+        wait: on a cluster: follow them to their end.
+
+    Returns:
+        The exit code.
+    """
+    from hpcml.launch.cluster import PartlySubmitted
+    from hpcml.launch.drive import only_driver
+    from hpcml.launch.submit import left_before, resubmission, settle, submit_to_cluster
+
+    here = plan.site.scheduler == "local"
+    with only_driver(run) as lock:
+        if not here:
+            for job in settle(run):
+                click.echo(f"job {job} had been submitted by a command that was cut off", err=True)
+        if before := left_before(plan) if plan.site.scheduler != "slurm" else []:
+            raise UserError(f"{plan.name} begins when {', '.join(before)} is done")
+        resubmission(plan, run, ())  # a fault must show before anything is set aside
+        submission = resubmission(plan, run, choose())
+        if not submission.indices:
+            click.echo(f"no cell of {run.path} has failed")
+            return 0
+        count = len(submission.indices)
+        what = f"{plan.name}: {count} of {len(plan.cells)} cells again on site {plan.site.name}"
+        if here:
+            interrupted, status = _drive(submission, run, what)
+        else:
+            click.echo(what, err=True)
+            try:
+                jobs = submit_to_cluster(submission, run, lock)
+            except PartlySubmitted as error:
+                click.echo(f"hpcml: {error}", err=True)
+                return 1
+    if here:
+        code = _finish(run, status)
+        return 130 if interrupted else code
+    _say_submitted(jobs)
+    if wait:
+        return _follow(run)
+    _say_what_next([run])
     return 0
 
 

@@ -64,6 +64,7 @@ def command(run: str, cell: str, as_json: bool, root: Path | None) -> None:
             "submissions": [asdict(submission) for submission in submissions],
             "attempts": [asdict(attempt) for attempt in life.attempts],
             "cancelled": life.cancelled,
+            "anew": life.anew,
             "checkpoints": [asdict(checkpoint) for checkpoint in life.checkpoints],
             "halving": halving,
             "files": files,
@@ -77,6 +78,7 @@ def command(run: str, cell: str, as_json: bool, root: Path | None) -> None:
     events = [event for one in submissions for event in _submission_lines(one)]
     events += [event for attempt in life.attempts for event in _attempt_lines(attempt, state)]
     events += [(time, "cancelled by a person") for time in life.cancelled]
+    events += [(time, f"begins anew; what it had is in {aside}") for time, aside in life.anew]
     for time, what in sorted(events, key=lambda event: event[0]):
         click.echo(f"  {_clock(time)}  {text.message(what)}")
     if not events:

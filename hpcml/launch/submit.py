@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UserError
-from hpcml.files import is_file, plain_errors
+from hpcml.files import is_dir, is_file, plain_errors
 from hpcml.launch.cluster import SchedulerError
 from hpcml.launch.executor import Scheduler, ScriptExecutor
 from hpcml.launch.journal import read_journal
@@ -83,7 +84,7 @@ def next_submission(plan: Plan, snapshot: Snapshot | None = None) -> Submission:
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
         # In this order: what leaves the queue meanwhile is done, or does not run any more.
-        given = _queued(run)
+        given = taken(run)
         given |= {run.ids[cell_id] for cell_id in run.done()}
         indices = [index for index in indices if index not in given]
     return Submission(plan, number, tuple(indices), snapshot or take_snapshot(plan))
@@ -164,6 +165,41 @@ def _in_queue(run: RunFolder) -> bool:
     return False
 
 
+def resubmission(plan: Plan, run: RunFolder, indices: Sequence[int]) -> Submission:
+    """A submission of some cells, in the code of the newest submission.
+
+    Raises:
+        UserError: that code is not there any more, or the environment lacks a variable.
+    """
+    missing = [name for name in plan.env_from if name not in os.environ]
+    if missing and plan.site.scheduler != "volcano":
+        raise UserError(
+            f"{', '.join(missing)} not set in this environment, which the recipe takes from it "
+            "(env_from); export it before the command"
+        )
+    number = run.next_submission()
+    code = run.read_submission(number - 1)["code"] if number > 1 else None
+    if code is None or not is_dir(run.path / code):
+        raise UserError(f"{run.path} has no copy of its code; give the command that made it again")
+    snapshot = Snapshot((), code.rpartition("/")[2])
+    return Submission(plan, number, tuple(sorted(indices)), snapshot)
+
+
+def taken(run: RunFolder) -> set[int]:
+    """Cells that a scheduler has already.
+
+    Raises:
+        UserError: the scheduler does not answer, so that cells could be submitted twice.
+    """
+    found: set[int] = set()
+    for watcher in watchers(run):
+        watcher.ask()
+        if watcher.trouble:
+            raise _unknown(watcher.trouble)
+        found |= watcher.taken(watcher.refresh())
+    return found
+
+
 def more_workers(plan: Plan, run: RunFolder, count: int) -> Submission:
     """A submission of ``count`` more workers for each cell that is not done."""
     number = run.next_submission()
@@ -172,21 +208,6 @@ def more_workers(plan: Plan, run: RunFolder, count: int) -> Submission:
     done = run.done()
     indices = tuple(index for cell_id, index in run.ids.items() if cell_id not in done)
     return Submission(replace(plan, workers=count), number, indices, take_snapshot(plan), first)
-
-
-def _queued(run: RunFolder) -> set[int]:
-    """Cells that a scheduler has already.
-
-    Raises:
-        UserError: the scheduler does not answer, so that cells could be submitted twice.
-    """
-    queued: set[int] = set()
-    for watcher in watchers(run):
-        watcher.ask()
-        if watcher.trouble:
-            raise _unknown(watcher.trouble)
-        queued |= watcher.taken(watcher.refresh())
-    return queued
 
 
 def settle(run: RunFolder) -> list[str]:

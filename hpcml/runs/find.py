@@ -34,6 +34,12 @@ def list_runs(*roots: Path) -> list[RunFolder]:
     return sorted((RunFolder(path.parent) for path in plans), key=_last_given, reverse=True)
 
 
+def builders_on(run: RunFolder) -> list[RunFolder]:
+    """The runs of later stages that take results of ``run``."""
+    name = f"{run.name}/{run.run_id}"
+    return [other for other in list_runs(_root(run)) if name in (other.plan.get("needs") or ())]
+
+
 def known_roots() -> list[Path]:
     """Where runs lie when nobody says where: ``$HPCML_RUNS``, or ``runs`` here and the sites'."""
     roots = [default_root()]

@@ -68,11 +68,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Everything that the files of a cell tell about it; ``cancelled`` are times."""
+    """Everything that the files of a cell tell about it.
+
+    Attributes:
+        cancelled: when somebody cancelled it.
+        anew: when somebody let it begin anew, and where what it had lies since, in its folder.
+    """
 
     attempts: list[Attempt]
     checkpoints: list[Checkpoint]
     cancelled: list[str]
+    anew: list[tuple[str, str]]
 
 
 def life_of(run: RunFolder, cell_id: str) -> Life:
@@ -86,7 +92,9 @@ def life_of(run: RunFolder, cell_id: str) -> Life:
         own = JsonLines(folder / "events.jsonl").read()
         cancelled = [str(event["time"]) for event in own if event.get("event") == "cancelled"]
         checkpoints = _checkpoints(folder / "checkpoints")
-    return Life(sorted(attempts, key=lambda a: a.started or ""), checkpoints, cancelled)
+        anew = [(str(e["time"]), str(e.get("aside"))) for e in own if e.get("event") == "anew"]
+    attempts.sort(key=lambda attempt: attempt.started or "")
+    return Life(attempts, checkpoints, cancelled, anew)
 
 
 def _attempts(run: RunFolder, events: list[dict[str, Any]], worker: int | None) -> list[Attempt]:
@@ -120,6 +128,8 @@ def _attempts(run: RunFolder, events: list[dict[str, Any]], worker: int | None) 
             if found:
                 found[-1].resumed_from = max(saved.values(), default=None)
                 found[-1].notes.append((time, f"{name} was set aside: {event.get('reason')}"))
+        elif kind == "anew":
+            saved.clear()
         elif kind == "signal" and found:
             found[-1].notes.append((time, f"asked to stop ({event.get('signal')})"))
         elif kind == "ended" and found:

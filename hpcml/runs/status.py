@@ -448,6 +448,9 @@ class _Life:
             self.resumed_from = self.checkpoint_step or 0
             self.started_time = parse_time(event.get("time", ""))
             self.first_started = self.first_started or self.started_time
+        elif kind == "anew":
+            self.started, self.ended, self.signal, self.warning = None, None, None, None
+            self.cancelled, self.checkpoint_step, self.resumed_from = False, None, 0
         elif kind == "ended":
             self.ended = event
             self.ended_time = parse_time(event.get("time", ""))
