@@ -58,4 +58,7 @@ class Progress:
             name: (self._counts[count] - self._first[count]) / seconds
             for name, count in (("rows_per_second", "step"), ("tokens_per_second", "output_tokens"))
         }
-        append_line(self._path, {**self._counts, "total_steps": self._total, **speeds})
+        # When it was, for whoever draws the speed over time.
+        now = time.time()
+        times = {"begun_at": now - seconds, "reported_at": now}
+        append_line(self._path, {**self._counts, "total_steps": self._total, **speeds, **times})

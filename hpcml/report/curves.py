@@ -13,7 +13,7 @@ from hpcml.files import plain_errors
 from hpcml.runs.events import JsonLines, numbers, parse_line
 
 #: Metrics that have no course of their own.
-_NO_COURSE = frozenset({"step", "total_steps", "reported_at"})
+_NO_COURSE = frozenset({"step", "total_steps"})
 
 #: Bytes of metrics that are parsed for one run; of more, every n-th line is taken.
 PARSED_BYTES = 48 << 20

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hpcml
 from hpcml.files import plain_errors
 from hpcml.report.curves import PARSED_BYTES, Curve, finite, read_curves, size
+from hpcml.report.speed import speed
 from hpcml.report.timeline import Attempt, attempts, submitted
-from hpcml.runs.answers import answers, samples
+from hpcml.runs.answers import Sample, answers, samples
 from hpcml.runs.folder import RunFolder, workers
 from hpcml.runs.logs import cell_logs, tail
 from hpcml.runs.results import rank_cells
@@ -22,7 +23,7 @@ from hpcml.runs.tables import json_value
 _POINTS = 400_000
 _FEWEST, _MOST = 12, 1000
 _FAILURES, _LOG_LINES, _LOG_BYTES = 100, 20, 4000
-_INFERENCES, _SAMPLES = 20, 20
+_INFERENCES, _SAMPLES, _SAMPLE = 20, 20, 2000
 _TEXT = 200_000
 
 
@@ -62,14 +63,13 @@ class Inference:
 
     Attributes:
         proof: what ``merge.json`` says; None while the answers are not merged.
-        speed: seconds since the epoch, tokens and rows of answers per second since the point
-            before, of all workers together.
+        speed: as :func:`hpcml.report.speed.speed` gives it.
     """
 
     cell: int
     proof: dict[str, Any] | None
     speed: list[tuple[float, float, float]]
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def _inference(run: RunFolder, cell: CellState) -> Inference:
     return Inference(
         cell.index,
         json_value(merged.proof) if merged else None,
-        [],
-        [asdict(sample) for sample in shown],
+        speed(run.cell_dir(cell.id)),
+        [Sample(sample.key, sample.text[:_SAMPLE], sample.failed) for sample in shown],
     )
 
 

@@ -10,7 +10,10 @@ from typing import Any
 from hpcml.report.data import Report
 
 # In an order in which each uses only what was before it.
-_SCRIPTS = ("draw", "run", "curves", "parameters", "timeline", "tables", "page")
+_SCRIPTS = (
+    *("draw", "run", "curves", "parameters", "heat", "parallel", "inference"),
+    *("timeline", "tables", "page"),
+)
 
 # What a browser would take for markup within a script. All beyond ASCII is escaped by JSON.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}

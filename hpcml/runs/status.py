@@ -22,7 +22,12 @@ from hpcml.worker.memory import slurm_said, stderr_of
 STATES = ("running", "pending", "stopped", "lost", "failed", "dropped", "done")
 
 #: Metrics that describe the progress and not the result.
-PROGRESS_METRICS = frozenset({"step", "total_steps", "tokens_per_second", "rows_per_second"})
+PROGRESS_METRICS = frozenset(
+    {
+        *("step", "total_steps", "tokens_per_second", "rows_per_second"),
+        *("begun_at", "reported_at"),  # of an inference, in seconds since the epoch
+    }
+)
 
 _STATE_OF_CAUSE = {
     "done": "done",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from selenium import webdriver
 from hpcml.report.data import gather
 from hpcml.report.page import page
 from hpcml.runs.status import collect
-from tests.unit.runs.fakes import FakeRun, at, make_cells
+from tests.unit.runs.fakes import START, FakeRun, at, make_cells
 
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -107,8 +108,8 @@ def sweep(root: Path, count: int) -> FakeRun:
 def test_a_sweep(tmp_path: Path, opened: Any) -> None:
     browser = opened(sweep(tmp_path, 20))
     assert [node.text for node in browser.all("h2")] == [
-        *("Summary", "Curves", "Parameters", "Timeline", "Throughput and memory", "Cells"),
-        *("Failures (2)", "Recipe and site"),
+        *("Summary", "Curves", "Parameters", "Two parameters", "Parallel coordinates"),
+        *("Timeline", "Throughput and memory", "Cells", "Failures (2)", "Recipe and site"),
     ]
     assert "cell 0" in browser.text("#summary")
     assert len(browser.all("#curves path.curve")) == 10
@@ -124,6 +125,83 @@ def test_a_sweep(tmp_path: Path, opened: Any) -> None:
     assert "<img src=x onerror=alert(1)>" in browser.text("#failures details details")
     assert "<b>boom</b>" in browser.text("#failures summary")
     assert browser.all("#failures img") == []
+
+
+def inference(root: Path) -> FakeRun:
+    """Two workers gave their answers; a row failed."""
+    run = FakeRun(root, make_cells(1), kind="infer")
+    folder = run.dir(0)
+    output = folder / "output.jsonl"
+    good = {"choices": [{"message": {"content": "<b>Paris</b> & more"}}]}
+    rows = [
+        {"custom_id": "france", "error": None, "response": {"body": good}},
+        {"custom_id": "none", "error": {"message": "too long"}, "response": None},
+    ]
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    proof = {
+        "output": str(output),
+        "rows_in": 41,
+        "rows_out": 41,
+        "answered": 40,
+        "failed": 1,
+        "errors": {"too_long": 1},
+        "prompt_tokens": 1035,
+        "output_tokens": 4000,
+        "output_lengths": {"2": 2, "4": 12, "8": 26},
+    }
+    (folder / "merge.json").write_text(json.dumps(proof))
+    (folder / "result.json").write_text(json.dumps({"metrics": {"answered": 40}, "step": 41}))
+    for worker in (0, 1):
+        place = folder / "workers" / str(worker)
+        place.mkdir(parents=True)
+        begun = START + 10 * worker
+        started = {"time": at(10.0 * worker), "event": "started", "attempt": 1, "pid": 1}
+        ended = {"time": at(60.0), "event": "ended", "attempt": 1, "code": 0, "cause": "done"}
+        (place / "events.jsonl").write_text(json.dumps(started) + "\n" + json.dumps(ended) + "\n")
+        with (place / "metrics.jsonl").open("w") as file:
+            for n in range(1, 11):
+                times = {"begun_at": begun, "reported_at": begun + 5 * n}
+                record = {"step": 2 * n, "output_tokens": 200 * n, "rows_per_second": 0.4, **times}
+                file.write(json.dumps(record) + "\n")
+    return run
+
+
+def test_an_inference(tmp_path: Path, opened: Any) -> None:
+    browser = opened(inference(tmp_path))
+    assert "41\nrows of 41, each once\n40\nanswered\n1\nfailed" in browser.text("#answers-0")
+    assert len(browser.all("#answers-0 path.curve")) == 1
+    assert len(browser.all("#answers-0 rect.length")) == 3
+    assert browser.text("#answers-0 table.errors") == "1 too_long"
+    assert browser.text("#answers-0 td.answer") == "<b>Paris</b> & more"
+    assert browser.text("#answers-0 td.failed") == "too long"
+    assert len(browser.all("#timeline rect.ran")) == 2
+
+
+def test_two_parameters(tmp_path: Path, opened: Any) -> None:
+    browser = opened(sweep(tmp_path, 20))
+    browser.choose("heat", "across", "seed")
+    browser.choose("heat", "up", "optimizer")
+    assert len(browser.all("#heat rect.box")) == 6
+    browser.choose("heat", "metric", "accuracy")
+    assert "accuracy" in browser.one("#heat svg").get_attribute("aria-label")
+
+
+def test_parallel_coordinates(tmp_path: Path, opened: Any) -> None:
+    browser = opened(sweep(tmp_path, 20))
+    assert len(browser.all("#parallel path.curve")) == 19
+    axis = browser.all("#parallel rect.handle")[0]
+    browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", axis)
+    # The upper half of the first parameter.
+    drag = webdriver.ActionChains(browser.driver)
+    drag.move_to_element(axis).click_and_hold().move_by_offset(0, -160).release().perform()
+    shown = int(browser.text("#shown").split()[0])
+    assert 8 <= shown <= 10
+    assert len(browser.all("#parallel path.curve")) == shown
+    assert len(browser.all("#cells tbody tr")) == shown
+    webdriver.ActionChains(browser.driver).move_to_element(
+        browser.all("#parallel rect.handle")[0]
+    ).click().perform()
+    assert browser.text("#shown") == "20 of 20 cells"
 
 
 def test_filters_and_choices(tmp_path: Path, opened: Any) -> None:

@@ -40,7 +40,7 @@ function holds(word) {
 
 function shownCells() {
   const tests = view.words.split(/\s+/).filter(Boolean).map(holds);
-  for (const [name, [low, high]] of view.ranges) tests.push((cell) => valueOf(cell, name) >= low && valueOf(cell, name) <= high);
+  for (const { test } of view.ranges.values()) tests.push(test);
   return run.cells.filter((cell) => view.states.has(cell.state) && tests.every((test) => test(cell)));
 }
 

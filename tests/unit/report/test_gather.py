@@ -13,14 +13,14 @@ from hpcml.errors import UserError
 from hpcml.report.data import Report, gather
 from hpcml.report.page import page
 from hpcml.runs.status import collect
-from tests.unit.cli.conftest import Invoke, invoke, root  # noqa: F401
+from tests.unit.cli.conftest import Invoke
 from tests.unit.runs.fakes import START, FakeRun, at, make_cells
 
 NASTY = "</script><!-- <b>&amp;\u2028 \ud800 ]]>"
 
 
 @pytest.fixture
-def fake(root: Path) -> FakeRun:  # noqa: F811
+def fake(root: Path) -> FakeRun:
     run = FakeRun(root, make_cells(4), objective={"metric": "loss", "mode": "min"})
     run.folder.write_submission({"cells": [[0, 3]], "created": at(-30)})
     return run
@@ -73,7 +73,7 @@ class TestTimeline:
         *_, lost = report(fake).attempts
         assert (lost.cell, lost.cause) == (1, "lost")
 
-    def test_the_attempts_of_workers(self, root: Path) -> None:  # noqa: F811
+    def test_the_attempts_of_workers(self, root: Path) -> None:
         run = FakeRun(root, make_cells(1), kind="infer")
         for number in (0, 1):
             folder = run.dir(0) / "workers" / str(number)
@@ -107,7 +107,7 @@ class TestFailures:
 
 
 class TestPage:
-    def test_nothing_of_a_run_is_markup(self, root: Path) -> None:  # noqa: F811
+    def test_nothing_of_a_run_is_markup(self, root: Path) -> None:
         cells = make_cells(2, prompt=[NASTY, "plain"])
         run = FakeRun(root, cells, name="nasty")
         run.failed(0, reason=NASTY)
@@ -126,7 +126,7 @@ class TestPage:
         assert addresses <= {"http://www.w3.org/2000/svg"}
         assert "default-src 'none'" in text
 
-    def test_numbers_that_json_cannot_hold(self, root: Path) -> None:  # noqa: F811
+    def test_numbers_that_json_cannot_hold(self, root: Path) -> None:
         run = FakeRun(root, make_cells(1, scale=[float("inf")]))
         run.done(0, loss=float("nan"))
         (cell,) = embedded(page(report(run)).decode())["cells"]
@@ -134,7 +134,7 @@ class TestPage:
 
 
 class TestCommand:
-    def test_it_prints_where_the_page_is(self, fake: FakeRun, invoke: Invoke) -> None:  # noqa: F811
+    def test_it_prints_where_the_page_is(self, fake: FakeRun, invoke: Invoke) -> None:
         fake.done(0, loss=0.5)
         target = fake.folder.path / "report.html"
         assert invoke("report").output == f"{target}\n"
@@ -143,15 +143,46 @@ class TestCommand:
         assert [cell["rank"] for cell in data["cells"]] == [1, None, None, None]
         assert data["recipe"] == "name: toy\n"
 
-    def test_another_file(self, fake: FakeRun, invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
+    def test_another_file(self, fake: FakeRun, invoke: Invoke, tmp_path: Path) -> None:
         invoke("report", "toy", "-o", tmp_path / "r.html")
         assert embedded((tmp_path / "r.html").read_text())["run_id"] == "abc123"
         assert not (fake.folder.path / "report.html").exists()
         with pytest.raises(UserError, match="cannot write"):
             invoke("report", "toy", "-o", tmp_path / "none" / "r.html")
 
+    def test_markdown(self, fake: FakeRun, invoke: Invoke) -> None:
+        fake.done(0, loss=0.75)
+        fake.done(1, loss=0.5)
+        fake.failed(2, reason="exit code 1:\n| <b>boom</b>")
+        out = invoke("report", "--markdown").output
+        assert "| done | 2 |" in out
+        assert out.index("| 1 | 1 | done | 0.002 | 1 | 0.5 |") < out.index("| 2 | 0 | done |")
+        assert "| 1 | 2 | exit code 1: \\| \\<b\\>boom\\</b\\> |" in out
+        assert not (fake.folder.path / "report.html").exists()
 
-def test_curves_of_very_many_cells_are_of_the_best(root: Path, monkeypatch: Any) -> None:  # noqa: F811
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_a_picture(
+        self,
+        root: Path,
+        invoke: Invoke,
+        tmp_path: Path,
+        begun: bool,
+    ) -> None:
+        cells = make_cells(3, prompt=["$x$", "$_{", NASTY])
+        run = FakeRun(root, cells, objective={"metric": "$loss_", "mode": "min"})
+        if begun:
+            run.done(0, **{"$loss_": 0.5})
+            run.start(1)
+        target = tmp_path / "r.png"
+        assert invoke("report", "--png", target).output == f"{target}\n"
+        assert target.read_bytes().startswith(b"\x89PNG")
+
+    def test_one_form_at_a_time(self, fake: FakeRun, invoke: Invoke) -> None:
+        with pytest.raises(UserError, match="exclude each other"):
+            invoke("report", "--markdown", "-o", "r.html")
+
+
+def test_curves_of_very_many_cells_are_of_the_best(root: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("hpcml.report.data._POINTS", 5 * 12)
     run = FakeRun(root, make_cells(9), objective={"metric": "loss", "mode": "min"})
     for index in range(9):
