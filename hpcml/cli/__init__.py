@@ -26,6 +26,7 @@ _COMMANDS = {
     "why": "Tell the life of a cell, and how to run it by hand.",
     "cancel": "Ask running cells to save and leave.",
     "rerun": "Run chosen cells of a run again, without its recipe.",
+    "clean": "Make room: remove checkpoints of cells that lost, and leftovers.",
     "export": "Write the model that a cell trained as a folder.",
     "site": "List, show, check and detect the places where jobs can run.",
     "container": "List, build, fetch and check the images that cells run in.",

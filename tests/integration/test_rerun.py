@@ -45,6 +45,15 @@ def test_failed_cells_run_again_without_their_recipe(hpcml: Hpcml) -> None:
     assert [cell["step"] for cell in cells] == [1, 3, 1]  # it went on from what it had
     assert "has failed" in hpcml("rerun", "flaky", "--failed").stdout
     assert len(list((hpcml.run_folder() / "code").iterdir())) == 1
+    # Of equal cells the first is the best; the others' states can go then.
+    hpcml("clean", "flaky")
+    folder = hpcml.run_folder() / "cells"
+    assert len(list(folder.glob("*/checkpoints/state"))) == 3
+    assert "freed" in hpcml("clean", "flaky", "--yes").stdout
+    assert list(folder.glob("*/checkpoints/state")) == [
+        folder / cells[0]["id"] / "checkpoints" / "state"
+    ]
+    assert hpcml.status()["cells"] == cells
 
 
 def test_a_cell_that_is_done_begins_anew_when_that_is_said(hpcml: Hpcml) -> None:
