@@ -137,6 +137,8 @@ def _submission_lines(submission: Submitted) -> list[tuple[str, str]]:
 
 
 def _attempt_lines(attempt: Attempt, state: CellState) -> list[tuple[str, str]]:
+    from hpcml.runs.folder import now
+
     who = f"attempt {attempt.number}"
     if attempt.worker is not None:
         who = f"worker {attempt.worker}, {who}"
@@ -152,9 +154,11 @@ def _attempt_lines(attempt: Attempt, state: CellState) -> list[tuple[str, str]]:
     if attempt.ended:
         lines.append((attempt.ended, f"{who} {_end(attempt)}"))
     elif attempt.number == state.attempts and state.state == "running":
-        lines.append(("9999", f"{who} goes on" + _at(state.step)))
+        lines.append((now(), f"{who} goes on" + _at(state.step)))
     else:
-        lines.append((attempt.started or "", f"{who} ended without a word" + _at(attempt.step)))
+        # How far the last one got is in the metrics.
+        step = state.step if attempt.number == state.attempts else attempt.step
+        lines.append((attempt.started or "", f"{who} ended without a word" + _at(step)))
     return lines
 
 

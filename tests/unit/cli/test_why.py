@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,21 @@ def test_a_run_that_was_never_submitted(fake: FakeRun, invoke: Invoke) -> None:
     out = invoke("why", "toy", "4").output
     assert "never submitted: give the sweep command again" in out
     assert "no copy of the code" in out
+
+
+def test_an_attempt_that_goes_on_is_last(fake: FakeRun, invoke: Invoke) -> None:
+    fake.append(3, "events.jsonl", {"time": stamp(60), "event": "cancelled"})
+    began = {"event": "started", "attempt": 2, "host": socket.gethostname(), "pid": os.getpid()}
+    fake.append(3, "events.jsonl", {"time": stamp(5), **began})
+    with fake.alive(3):
+        out = invoke("why", "toy", "3").output
+    times = [line[2:21] for line in out.splitlines() if "attempt 2" in line or "person" in line]
+    assert [datetime.fromisoformat(time) for time in times] == sorted(
+        map(datetime.fromisoformat, times)
+    )
+    assert "attempt 2 goes on at step 40" in out
+    assert len(times) == 3
+    assert "attempt 2 ended without a word at step 40" in invoke("why", "toy", "3").output
 
 
 def test_why_it_waits_in_the_queue(
