@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.files import plain_errors
-from hpcml.runs.events import JsonLines, numbers, parse_line
+from hpcml.runs.events import JsonLines, parse_line
 
 #: Metrics that have no course of their own.
 _NO_COURSE = frozenset({"step", "total_steps"})
+_NUMBERS = frozenset({float, int, type(None)})
 
 #: Bytes of metrics that are parsed for one run; of more, every n-th line is taken.
-PARSED_BYTES = 48 << 20
+PARSED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,14 @@ def read_curves(path: Path, points: int, share: int) -> dict[str, Curve]:
         step = record.get("step", place)
         if not isinstance(step, int) or isinstance(step, bool):
             continue
-        for name, value in numbers(record).items():
-            if name not in _NO_COURSE:
+        for name, value in record.items():
+            # As the results do: numbers are metrics, and null stands for NaN.
+            if type(value) in _NUMBERS and name not in _NO_COURSE:
                 # A later line for the same step replaces the earlier one.
-                courses.setdefault(name, {})[step] = finite(value)
+                if name in courses:
+                    courses[name][step] = value
+                else:
+                    courses[name] = {step: value}
     return {name: _thinned(course, points) for name, course in courses.items()}
 
 
@@ -99,7 +104,11 @@ def _thinned(course: dict[int, float | None], points: int) -> Curve:
         kept = {steps[0], steps[-1]}
         for number in range(buckets):
             bucket = inner[len(inner) * number // buckets : len(inner) * (number + 1) // buckets]
-            known = [(value, step) for step in bucket if (value := course[step]) is not None]
+            known = [
+                (value, step)
+                for step in bucket
+                if (value := course[step]) is not None and -math.inf < value < math.inf
+            ]
             kept |= {min(known)[1], max(known)[1]} if known else set(bucket[:1])
         steps = sorted(kept)
-    return Curve(steps, [course[step] for step in steps])
+    return Curve(steps, [finite(course[step]) for step in steps])

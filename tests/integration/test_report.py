@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_a_sweep(tmp_path: Path, opened: Any) -> None:
     assert browser.all("#failures img") == []
 
 
-def inference(root: Path) -> FakeRun:
+def inference(root: Path, lines: int = 10) -> FakeRun:
     """Two workers gave their answers; a row failed."""
     run = FakeRun(root, make_cells(1), kind="infer")
     folder = run.dir(0)
@@ -159,7 +160,7 @@ def inference(root: Path) -> FakeRun:
         ended = {"time": at(60.0), "event": "ended", "attempt": 1, "code": 0, "cause": "done"}
         (place / "events.jsonl").write_text(json.dumps(started) + "\n" + json.dumps(ended) + "\n")
         with (place / "metrics.jsonl").open("w") as file:
-            for n in range(1, 11):
+            for n in range(1, lines + 1):
                 times = {"begun_at": begun, "reported_at": begun + 5 * n}
                 record = {"step": 2 * n, "output_tokens": 200 * n, "rows_per_second": 0.4, **times}
                 file.write(json.dumps(record) + "\n")
@@ -175,6 +176,13 @@ def test_an_inference(tmp_path: Path, opened: Any) -> None:
     assert browser.text("#answers-0 td.answer") == "<b>Paris</b> & more"
     assert browser.text("#answers-0 td.failed") == "too long"
     assert len(browser.all("#timeline rect.ran")) == 2
+
+
+def test_an_inference_that_was_quick(tmp_path: Path, opened: Any) -> None:
+    run = inference(tmp_path, lines=1)
+    shutil.rmtree(run.dir(0) / "workers" / "1")
+    browser = opened(run)
+    assert len(browser.all("#answers-0 circle.dot")) == 1
 
 
 def test_two_parameters(tmp_path: Path, opened: Any) -> None:

@@ -16,7 +16,9 @@ function inferenceSection() {
           height: 240, label: "Tokens of answers per second over time", xLabel: "time since the first answers", yLabel: "tokens per second",
           makeX: (range) => elapsed([0, Math.max(1, times.at(-1))], range), makeY: (range) => linear([0, extent(values)[1] || 1], range),
         });
-        place.plot.append(shape("path", { class: "curve", stroke: PALETTE[0], d: "M" + times.map((time, n) => `${place.x(time).toFixed(1)} ${place.y(values[n]).toFixed(1)}`).join("L") }));
+        // A line through one point is none.
+        if (times.length === 1) place.plot.append(shape("circle", { class: "dot", r: 5, cx: place.x(0), cy: place.y(values[0]), fill: PALETTE[0] }));
+        else place.plot.append(shape("path", { class: "curve", stroke: PALETTE[0], d: "M" + times.map((time, n) => `${place.x(time).toFixed(1)} ${place.y(values[n]).toFixed(1)}`).join("L") }));
       });
     }
     const lengths = Object.entries(proof?.output_lengths ?? {});
