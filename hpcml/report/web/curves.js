@@ -48,8 +48,8 @@ function curvesSection(id, heading, names) {
     });
     const few = drawn.length <= PALETTE.length;
     place.plot.setAttribute("class", few ? "few" : "many");
-    // The best ones are drawn last, over the others.
-    drawn.map((curve, n) => [curve, few ? PALETTE[n] : shade(n / (drawn.length - 1))]).reverse().forEach(([curve, colour]) => {
+    // The best ones are drawn over the others.
+    drawn.map((curve, n) => [curve, few ? PALETTE[n] : shade(n / (drawn.length - 1))]).reverse().sort((a, b) => pickedLast(a[0].cell, b[0].cell)).forEach(([curve, colour]) => {
       let d = "", pen = "M";
       const points = [];
       curve.steps.forEach((step, n) => {

@@ -27,7 +27,7 @@ function parallelSection() {
     const places = names.map((_, n) => parameterScale(all.map((cell) => get(cell, n)), [height - bottom, top], 0.02));
     const drawn = shown.filter(has).sort(bestFirst), [low, high] = extent(drawn.map((cell) => get(cell, names.length - 1)));
     const better = run.objective && run.objective[0] === chosen.metric && run.objective[1] === "max" ? (share) => 1 - share : (share) => share;
-    for (const cell of [...drawn].reverse()) {
+    for (const cell of [...drawn].reverse().sort(pickedLast)) {
       const d = "M" + names.map((_, n) => `${(60 + n * gap).toFixed(1)} ${places[n](get(cell, n))?.toFixed(1)}`).join("L");
       const share = high > low ? (get(cell, names.length - 1) - low) / (high - low) : 0;
       lines.append(shape("path", { class: view.picked.has(cell.index) ? "curve picked" : "curve", d, stroke: shade(better(share)), "data-cell": cell.index }));

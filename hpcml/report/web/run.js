@@ -6,6 +6,9 @@ const objective = run.objective ? run.objective[0] : null;
 const metrics = [...new Set(run.cells.flatMap((cell) => Object.keys(cell.metrics)))].sort((a, b) => (b === objective) - (a === objective) || b.includes("loss") - a.includes("loss") || (a < b ? -1 : 1));
 const bestFirst = (a, b) => (a.rank ?? Infinity) - (b.rank ?? Infinity) || a.index - b.index;
 
+// Those that are picked last, so that they are drawn over the others.
+const pickedLast = (a, b) => view.picked.has(a.index) - view.picked.has(b.index);
+
 const view = { states: new Set(Object.keys(run.counts)), words: "", ranges: new Map(), picked: new Set() };
 const drawings = [];
 
