@@ -67,6 +67,7 @@ class Claims:
         self._seen: dict[str, tuple[int, float]] = {}
         self._mine: dict[str, Claim] = {}
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         threading.Thread(target=self._renew, daemon=True).start()
 
@@ -160,9 +161,12 @@ class Claims:
             os.close(descriptor)
         return True
 
+    def close(self) -> None:
+        """Renew nothing any more."""
+        self._closed.set()
+
     def _renew(self) -> None:
-        while True:
-            time.sleep(min(RENEW_SECONDS, self._lease / 5))
+        while not self._closed.wait(min(RENEW_SECONDS, self._lease / 5)):
             with self._lock:
                 mine = list(self._mine.values())
             for claim in mine:

@@ -96,6 +96,7 @@ class Runner:
             return self._merge(plan)
         finally:
             self._leave()
+            self._claims.close()
 
     # -- the plan ---------------------------------------------------------------------------------
 
