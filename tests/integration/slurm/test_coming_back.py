@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.launch.slurm.query import accounting
-from tests.conftest import Hpcml, wait_until
+from tests.conftest import Hpcml, of_folder, wait_until
 from tests.integration.slurm.conftest import LoginNode
 from tests.integration.test_command_sweep import TRAIN
 
@@ -205,6 +205,7 @@ def test_a_node_is_lost(
     if not warning:
         login.cluster.stop_daemon(node, kill=True)
     login.cluster.set_node(node, "down")
+    wait_until(lambda: not of_folder(login.folder, "train.py"), what="the end on the node")
     go(login)
     finish(login)
     assert losses(login.folder) == undisturbed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -103,8 +105,13 @@ def test_workers_are_added_while_it_runs(login: LoginNode, model: Path) -> None:
     asked = recipe(login, model, workers=1)
     login("infer", "--batch", asked)
     wait_until(lambda: parts(login) >= 1, 120)
+    # The first one has to wait for the others, or it might be done before they are there.
+    (engine,) = of_folder(login.folder, "hpcml.infer.process")
+    os.kill(engine, signal.SIGSTOP)
     assert "submitted" in login("infer", "--batch", asked, "--more", "2").stdout
     (cell,) = login.cell_dirs()
+    wait_until(lambda: len(list((cell / "workers").iterdir())) == 3, 120)
+    os.kill(engine, signal.SIGCONT)
     wait_until(lambda: (cell / "result.json").exists(), 200)
     assert sorted(path.name for path in (cell / "workers").iterdir()) == ["0", "1", "2"]
     # The result is there before the last worker has said its last word.

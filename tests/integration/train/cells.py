@@ -126,9 +126,15 @@ def train(
     if job.engine == "megatron":
         from hpcml.train.megatron import engine
     elif job.engine == "deepspeed":
+        from deepspeed.utils import groups
+        from torch.distributed.distributed_c10d import _world
+
         from hpcml.train import deepspeed_engine as engine
 
         forget()
+        if groups._WORLD_GROUP not in _world.pg_map:
+            # DeepSpeed keeps it for a process's life; a training of megatron has ended it since.
+            groups._release_process_group_references()
     else:
         from hpcml.train import torch_engine as engine
     return engine.run(job, StopAfter(stop_after))
