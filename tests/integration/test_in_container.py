@@ -55,7 +55,7 @@ while step < int(sys.argv[1]):
     hpcml.report(step=step, loss=1 / step)
     if asked:
         print("asked by", *asked, flush=True)
-        # The runtime passes TERM on as well, a little later: a Python that is ending would die of it.
+        # The runtime passes TERM on as well, a little later, and an ending Python would die of it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(75)
 """
