@@ -16,3 +16,10 @@ root_option = click.option(
 
 #: The run, or the newest one.
 run_argument = click.argument("run", required=False)
+
+#: Whether to stay until the cells have ended.
+wait_option = click.option(
+    "--wait",
+    is_flag=True,
+    help="On a cluster: follow the cells to their end. Ctrl-C ends only that. [local: always]",
+)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcml.cli.options import root_option
+from hpcml.cli.options import root_option, wait_option
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     help="Begin anew. What the cells have is set aside in their folders. Cells that are done need "
     "this: their result is replaced.",
 )
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="On a cluster: follow the cells to their end. Ctrl-C ends only that. [local: always]",
-)
+@wait_option
 @root_option
 @click.pass_context
 def command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcml.cli.options import root_option
+from hpcml.cli.options import root_option, wait_option
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 
@@ -34,11 +34,7 @@ _NAMED = 10
     "--site", help="Where to run: a site's name or file. [default: this host's, or local]"
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="On a cluster: follow the cells to their end. Ctrl-C ends only that. [local: always]",
-)
+@wait_option
 @root_option
 @click.pass_context
 def command(
