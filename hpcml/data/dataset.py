@@ -173,12 +173,14 @@ class Dataset:
     Attributes:
         folder: where it lies.
         vocab_size: number of tokens of its tokenizer.
+        special_tokens: ``bos_token_id``, ``eos_token_id`` and ``pad_token_id`` of its tokenizer.
         unigram_entropy: nats per token of the training split if each token came by itself: what a
             model reaches that has learned nothing but how frequent the tokens are.
     """
 
     folder: Path
     vocab_size: int
+    special_tokens: dict[str, int | None]
     unigram_entropy: float
 
     @property
@@ -225,7 +227,10 @@ def _open(folder: Path) -> Dataset:
                     f"{folder / name} has {actual} bytes instead of {size}: remove {folder}, it "
                     "will be made again"
                 )
-        return Dataset(folder, manifest["vocab_size"], manifest["unigram_entropy"])
+        special = manifest.get("special_tokens")
+        if special is None:  # from before it was written down
+            special = load_tokenizer(folder / "tokenizer").special
+        return Dataset(folder, manifest["vocab_size"], special, manifest["unigram_entropy"])
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{folder} is damaged ({error}): remove it, it will be made again"
@@ -325,7 +330,8 @@ def _build(folder: Path, corpus: Corpus, settings: DatasetSettings) -> None:
     else:
         shutil.copytree(settings.tokenizer, folder / "tokenizer", ignore=_only_tokenizer_files)
     tokenizer = load_tokenizer(folder / "tokenizer")
-    if settings.add_eos_token and tokenizer.eos is None:
+    end = tokenizer.special["eos_token_id"]
+    if settings.add_eos_token and end is None:
         raise DataError(
             f"{settings.tokenizer} has no end-of-text token; set add_eos_token to false"
         )
@@ -333,8 +339,8 @@ def _build(folder: Path, corpus: Corpus, settings: DatasetSettings) -> None:
     for documents in _chunks(corpus.documents()):
         encoded = tokenizer.encode([document.text for document in documents])
         for document, ids in zip(documents, encoded, strict=True):
-            if settings.add_eos_token and document.complete and tokenizer.eos is not None:
-                ids.append(tokenizer.eos)
+            if settings.add_eos_token and document.complete and end is not None:
+                ids.append(end)
             writers[_split_of(document, settings)].add(ids)
     for writer in writers.values():
         writer.close()
@@ -342,6 +348,7 @@ def _build(folder: Path, corpus: Corpus, settings: DatasetSettings) -> None:
     counts = writers["train"].counts
     manifest = {
         "vocab_size": tokenizer.size,
+        "special_tokens": tokenizer.special,
         "unigram_entropy": unigram_entropy(counts),
         "splits": {
             name: {"documents": writer.documents, "tokens": int(writer.counts.sum())}

@@ -22,13 +22,13 @@ class Tokenizer:
 
     Attributes:
         size: number of tokens; all ids are below it.
-        eos: id of the end-of-text token, or None where there is none.
+        special: ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``, None where there is none.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, eos: int | None) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special: dict[str, int | None]) -> None:
         self._backend = backend
         self.size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
-        self.eos = eos
+        self.special = special
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens around them."""
@@ -95,4 +95,5 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except (OSError, ValueError, AttributeError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"{folder} holds no usable tokenizer: {first}") from error
-    return Tokenizer(backend, tokenizer.eos_token_id)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return Tokenizer(backend, {name: getattr(tokenizer, name) for name in names})

@@ -27,7 +27,7 @@ from hpcml.train import finetune
 from hpcml.train.checkpoint import write_digests
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.group import Group
-from hpcml.train.model import initialize
+from hpcml.train.initialization import initialize
 from hpcml.train.model_folder import write_configuration, write_parts
 from hpcml.train.stop import StopRequest
 from hpcml.train.trainer import CellTrainer, build_model, check, train

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from transformers import (
 )
 
 from hpcml.train.config import TrainingConfig, TrainingError
+from hpcml.train.initialization import initialize
+from hpcml.train.llama import Llama
 
 
 def new_model(
     config: TrainingConfig,
     vocab_size: int,
-    special_tokens: dict[str, int | None],
+    special_tokens: Mapping[str, int | None],
     weights: bool = True,
 ) -> PreTrainedModel:
     """A Llama with random weights, which depend on the configuration only.
@@ -38,41 +39,11 @@ def new_model(
     Raises:
         TrainingError: the shape contradicts itself.
     """
-    shape = new_shape(config, vocab_size, special_tokens)
+    shape = LlamaConfig.from_dict(dict(Llama.new(config, vocab_size, special_tokens).document))
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     if weights:
         initialize(model.named_parameters(), config)
     return model
-
-
-def new_shape(
-    config: TrainingConfig, vocab_size: int, special_tokens: dict[str, int | None]
-) -> LlamaConfig:
-    """What :func:`new_model` makes, without any weights.
-
-    Raises:
-        TrainingError: the shape contradicts itself.
-    """
-    heads = config.num_attention_heads
-    key_value_heads = config.num_key_value_heads or heads
-    if config.hidden_size % heads or heads % key_value_heads or config.hidden_size // heads % 2:
-        raise TrainingError(
-            f"hidden_size {config.hidden_size} must be an even multiple of num_attention_heads "
-            f"{heads}, and that a multiple of num_key_value_heads {key_value_heads}"
-        )
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size or -(-config.hidden_size * 8 // 192) * 64,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        hidden_act=config.hidden_act,
-        max_position_embeddings=config.max_length,
-        tie_word_embeddings=config.tie_word_embeddings,
-        initializer_range=config.init_std,
-        **special_tokens,
-    )
 
 
 def load_model(folder: Path, max_length: int, weights: bool = True) -> PreTrainedModel:
@@ -115,56 +86,10 @@ def read_model(folder: Path, dtype: torch.dtype | str = torch.float32) -> PreTra
     if weights.distributed(folder) is None:
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     shape = LlamaConfig.from_pretrained(str(folder), local_files_only=True)
-    state = dict(weights.of_checkpoint(folder, shape))
+    state = dict(weights.of_checkpoint(folder, Llama.of(folder)))
     if dtype == "auto":
         dtype = next(iter(state.values())).dtype
     return LlamaForCausalLM.from_pretrained(None, config=shape, state_dict=state, dtype=dtype)
-
-
-def initialize(named: Iterable[tuple[str, nn.Parameter]], config: TrainingConfig) -> None:
-    """Give parameters of a new model their first weights.
-
-    Biases become 0, norms stay as they are.
-    """
-    with torch.no_grad():
-        for name, parameter in named:
-            if parameter.ndim == 2:
-                parameter.copy_(first_weights(name, tuple(parameter.shape), config))
-            elif name.endswith(".bias"):
-                parameter.zero_()
-
-
-def first_weights(name: str, shape: tuple[int, int], config: TrainingConfig) -> torch.Tensor:
-    """The first weights of one matrix, in single precision, on the CPU.
-
-    They depend on the configuration and on the matrix' name only, so that a rank that holds a part
-    of a model can draw just that part, and all layouts begin with the same model. He's methods
-    keep the variance through a ReLU, Xavier's the one between inputs and outputs; ``init_gain``
-    multiplies either.
-
-    Args:
-        name: of the parameter in the Hugging Face model, such as ``lm_head.weight``.
-        shape: outputs and inputs.
-        config: ``init_method`` with its numbers, and the seed.
-    """
-    digest = hashlib.blake2b(f"{config.seed}:{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    weight, gain = torch.empty(shape), config.init_gain
-    if config.init_method == "normal":
-        nn.init.normal_(weight, std=config.init_std, generator=generator)
-    elif config.init_method == "xavier_uniform":
-        nn.init.xavier_uniform_(weight, gain=gain, generator=generator)
-    elif config.init_method == "xavier_normal":
-        nn.init.xavier_normal_(weight, gain=gain, generator=generator)
-    elif config.init_method == "he_uniform":
-        nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=generator)
-        weight.mul_(gain)
-    elif config.init_method == "he_normal":
-        nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=generator)
-        weight.mul_(gain)
-    else:
-        raise TrainingError(f"no init_method is called {config.init_method!r}")
-    return weight
 
 
 def add_dropout(model: PreTrainedModel, probability: float) -> None:

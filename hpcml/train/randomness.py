@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 
 def seed_rank(seed: int, rank: int) -> None:
     """Seed every generator; each rank has random numbers of its own (for dropout)."""
     digest = hashlib.blake2b(f"{seed}:{rank}".encode(), digest_size=4).digest()
-    transformers.set_seed(int.from_bytes(digest, "little"))
+    number = int.from_bytes(digest, "little")
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)  # of the GPUs too
 
 
 def random_state() -> dict[str, Any]:

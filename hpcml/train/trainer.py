@@ -40,7 +40,7 @@ from hpcml.train.optimizer import build_optimizer
 from hpcml.train.randomness import random_state, seed_rank, set_random_state
 from hpcml.train.schedule import Schedule
 from hpcml.train.stop import StopRequest
-from hpcml.train.training_data import TrainingData, open_training_data, special_tokens
+from hpcml.train.training_data import TrainingData, open_training_data
 
 OPTIMIZER = "optimizer.pt"
 """In a checkpoint: the states of an optimizer that each rank has whole."""
@@ -112,8 +112,7 @@ def build_model(
     with within or contextlib.nullcontext():
         if job.model is None:
             rows = config.vocab_size if "vocab_size" in job.given else dataset.vocab_size
-            tokens = special_tokens(dataset.tokenizer)
-            model = new_model(config, rows, tokens, weights)
+            model = new_model(config, rows, dataset.special_tokens, weights)
         else:
             model = load_model(job.model, config.max_length, weights)
             rows = model.get_input_embeddings().num_embeddings

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import transformers
 
 from hpcml.data.corpus import find_corpus
 from hpcml.data.dataset import (
@@ -50,7 +48,7 @@ class TrainingData:
             TrainingError: there is less than one sequence, in either split.
         """
         config = job.config
-        padding = special_tokens(dataset.tokenizer)["pad_token_id"] or 0
+        padding = dataset.special_tokens["pad_token_id"] or 0
         samples = _samples(job, dataset, "train", padding)
         held_out = _samples(job, dataset, "eval", padding) if job.eval_fraction else None
         if not len(samples):
@@ -109,13 +107,6 @@ def open_training_data(job: TrainingJob) -> Dataset:
         eval_fraction=job.eval_fraction,
     )
     return open_dataset(job.data_root, find_corpus(job.source, job.files), settings)
-
-
-def special_tokens(folder: Path) -> dict[str, int | None]:
-    """``bos_token_id``, ``eos_token_id`` and ``pad_token_id`` of a tokenizer's folder."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: getattr(tokenizer, name) for name in names}
 
 
 def _samples(job: TrainingJob, dataset: Dataset, split: str, padding: int) -> Samples:

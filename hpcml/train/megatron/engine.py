@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
-from transformers import LlamaConfig
 
 with warnings.catch_warnings():
     # That Transformer Engine and apex are not there is no news on a machine without a GPU.
@@ -43,10 +41,10 @@ from hpcml.train.checkpoint import Checkpoint
 from hpcml.train.config import TrainingError, TrainingJob
 from hpcml.train.course import Course, refuse_broken_weights
 from hpcml.train.group import Group
-from hpcml.train.model import new_shape
+from hpcml.train.llama import Llama
 from hpcml.train.schedule import Schedule
 from hpcml.train.stop import StopRequest
-from hpcml.train.training_data import TrainingData, open_training_data, special_tokens
+from hpcml.train.training_data import TrainingData, open_training_data
 
 Batch = dict[str, torch.Tensor]
 
@@ -64,8 +62,6 @@ def run(job: TrainingJob, stop: StopRequest) -> int:
     Raises:
         TrainingError, DataError, CheckpointError: with a message for the user.
     """
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # What megatron-core says of itself and of torch, no user can do anything about.
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.distributed\.")
@@ -361,7 +357,7 @@ class Training:
             (folder / "model").mkdir()
             for file in self.course.tokenizer.iterdir():
                 (folder / "model" / file.name).write_bytes(file.read_bytes())
-            self.shape.save_pretrained(folder / "model")
+            self.shape.write(folder / "model")
             state = {
                 "layout": dataclasses.asdict(self.layout),
                 "progress": dataclasses.asdict(self.course.progress),
@@ -403,7 +399,7 @@ class Training:
 # -- the model ----------------------------------------------------------------------------------
 
 
-def model_to_train(job: TrainingJob, dataset: Dataset) -> tuple[LlamaConfig, weights.Source]:
+def model_to_train(job: TrainingJob, dataset: Dataset) -> tuple[Llama, weights.Source]:
     """What the model of a cell is, and where its weights come from.
 
     Raises:
@@ -413,7 +409,7 @@ def model_to_train(job: TrainingJob, dataset: Dataset) -> tuple[LlamaConfig, wei
     config = job.config
     if job.model is None:
         rows = config.vocab_size if "vocab_size" in job.given else dataset.vocab_size
-        shape = new_shape(config, rows, special_tokens(dataset.tokenizer))
+        shape = Llama.new(config, rows, dataset.special_tokens)
         source = weights.new(shape, config)
     else:
         shape, source = weights.of_folder(job.model)

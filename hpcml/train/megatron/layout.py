@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from transformers import LlamaConfig
-
 from hpcml.layout import Layout, Shape
 from hpcml.train.config import TrainingConfig, TrainingError
+from hpcml.train.llama import Llama
 
 
-def choose(config: TrainingConfig, shape: LlamaConfig, processes: int) -> tuple[Layout, int, int]:
+def choose(config: TrainingConfig, shape: Llama, processes: int) -> tuple[Layout, int, int]:
     """The layout that the configuration asks for.
 
     Args:

@@ -22,11 +22,10 @@ from megatron.core.transformer.transformer_block import (
 )
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaConfig
-from transformers.activations import ACT2FN
 
 from hpcml.layout import Layout
 from hpcml.train.config import TrainingConfig, TrainingError
+from hpcml.train.llama import Llama
 
 try:
     import transformer_engine  # noqa: F401
@@ -45,9 +44,7 @@ _LLAMA3 = {
 }
 
 
-def transformer_config(
-    shape: LlamaConfig, config: TrainingConfig, layout: Layout
-) -> TransformerConfig:
+def transformer_config(shape: Llama, config: TrainingConfig, layout: Layout) -> TransformerConfig:
     """megatron-core's description of the model and of how it is trained.
 
     Args:
@@ -57,8 +54,7 @@ def transformer_config(
     """
     cuda = torch.cuda.is_available()
     dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-    # The function, not the module: a layer would take that for a part of itself.
-    activation = _ACTIVATIONS.get(shape.hidden_act) or ACT2FN[shape.hidden_act].forward
+    activation = _ACTIVATIONS.get(shape.hidden_act) or _rare_activation(shape.hidden_act)
     recompute: dict[str, Any] = {}
     if config.gradient_checkpointing:
         recompute = {
@@ -107,8 +103,15 @@ def transformer_config(
     )
 
 
+def _rare_activation(name: str) -> Any:
+    from transformers.activations import ACT2FN
+
+    # The function, not the module: a layer would take that for a part of itself.
+    return ACT2FN[name].forward
+
+
 def build(
-    shape: LlamaConfig, transformer: TransformerConfig, max_length: int, virtual: int
+    shape: Llama, transformer: TransformerConfig, max_length: int, virtual: int
 ) -> list[nn.Module]:
     """The parts of the model that this process holds, with weights that are not yet set.
 
@@ -187,7 +190,7 @@ def padded(vocab_size: int, tensor: int) -> int:
     return -(-vocab_size // tensor) * tensor
 
 
-def rotary(shape: LlamaConfig) -> dict[str, Any]:
+def rotary(shape: Llama) -> dict[str, Any]:
     """The arguments of ``GPTModel`` for the positions.
 
     Raises:

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from hpcml.train.config import TrainingConfig, TrainingError
-from hpcml.train.model import first_weights
+from hpcml.train.initialization import first_weights
+from hpcml.train.llama import Llama
 
 Source = Callable[[str], torch.Tensor]
 """Gives a whole tensor by its name in Hugging Face's model."""
@@ -44,7 +44,7 @@ _EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm
 
 
 def assign(
-    parts: Iterable[nn.Module], source: Source, shape: LlamaConfig, rank: int, tensor: int
+    parts: Iterable[nn.Module], source: Source, shape: Llama, rank: int, tensor: int
 ) -> None:
     """Give the parts of the model that a process holds their weights.
 
@@ -65,7 +65,7 @@ def assign(
 
 
 def _local(
-    name: str, first_layer: int, source: Source, shape: LlamaConfig, rank: int, tensor: int
+    name: str, first_layer: int, source: Source, shape: Llama, rank: int, tensor: int
 ) -> torch.Tensor:
     """A parameter's weights in one process; layers are counted from ``first_layer``."""
     match = _LAYER.fullmatch(name)
@@ -99,7 +99,7 @@ def _rows(matrix: torch.Tensor, rank: int, tensor: int) -> torch.Tensor:
     return nn.functional.pad(rows, (0, 0, 0, count - len(rows)))
 
 
-def join_heads(projections: list[torch.Tensor], shape: LlamaConfig) -> torch.Tensor:
+def join_heads(projections: list[torch.Tensor], shape: Llama) -> torch.Tensor:
     """The matrix of queries, keys and values: for each key-value head its queries, key, value.
 
     Args:
@@ -112,7 +112,7 @@ def join_heads(projections: list[torch.Tensor], shape: LlamaConfig) -> torch.Ten
     return torch.cat(each, dim=1).flatten(0, 1)
 
 
-def split_heads(matrix: torch.Tensor, shape: LlamaConfig) -> list[torch.Tensor]:
+def split_heads(matrix: torch.Tensor, shape: Llama) -> list[torch.Tensor]:
     """The projections of queries, keys and values: the inverse of :func:`join_heads`."""
     groups, width = shape.num_key_value_heads, shape.head_dim
     queries = shape.num_attention_heads // groups * width
@@ -120,19 +120,20 @@ def split_heads(matrix: torch.Tensor, shape: LlamaConfig) -> list[torch.Tensor]:
     return [part.flatten(0, 1) for part in each]
 
 
-def new(shape: LlamaConfig, config: TrainingConfig) -> Source:
+def new(shape: Llama, config: TrainingConfig) -> Source:
     """The first weights of a new model, each drawn when it is asked for."""
-    with torch.device("meta"):
-        parameters = dict(LlamaForCausalLM(shape).named_parameters())
 
     def draw(name: str) -> torch.Tensor:
-        size = tuple(parameters[name].shape)
-        return torch.ones(size) if len(size) == 1 else first_weights(name, size, config)
+        size = shape.parameter_shape(name)
+        if len(size) == 1:
+            return torch.ones(size)
+        outputs, inputs = size
+        return first_weights(name, (outputs, inputs), config)
 
     return draw
 
 
-def of_folder(folder: Path) -> tuple[LlamaConfig, Source]:
+def of_folder(folder: Path) -> tuple[Llama, Source]:
     """A model and its weights: a folder of Hugging Face's, or one in a checkpoint of this engine.
 
     Raises:
@@ -140,11 +141,7 @@ def of_folder(folder: Path) -> tuple[LlamaConfig, Source]:
     """
     if not (folder / "config.json").is_file():
         raise TrainingError(f"no model at {folder}: it has no config.json")
-    shape = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    if not isinstance(shape, LlamaConfig) or shape.attention_bias or shape.mlp_bias:
-        raise TrainingError(
-            f"the engine megatron trains Llamas without biases; {folder} is a {shape.model_type}"
-        )
+    shape = Llama.of(folder)
     if distributed(folder) is not None:
         return shape, dict(of_checkpoint(folder, shape)).__getitem__
     places: dict[str, Path] = {}
@@ -168,7 +165,7 @@ def distributed(folder: Path) -> Path | None:
     return beside if (beside / ".metadata").is_file() else None
 
 
-def of_checkpoint(folder: Path, shape: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def of_checkpoint(folder: Path, shape: Llama) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of a model in a checkpoint of this engine, whole, under Hugging Face's names.
 
     Whatever layout wrote it, one process without a GPU reads it, one matrix of all layers at a

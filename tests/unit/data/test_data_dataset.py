@@ -65,6 +65,20 @@ def test_every_text_can_be_read_back(corpus: Corpus, root: Path) -> None:
     assert len(tokenizer) == dataset.vocab_size == 300
 
 
+def test_the_special_tokens_are_known(corpus: Corpus, root: Path) -> None:
+    """Also those of a data set that an older version made, which did not write them down."""
+    dataset = open_dataset(root, corpus, SETTINGS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(dataset.tokenizer)
+    expected = {name: getattr(tokenizer, name) for name in dataset.special_tokens}
+    assert set(expected) == {"bos_token_id", "eos_token_id", "pad_token_id"}
+    assert dataset.special_tokens == expected
+    file = dataset.folder / "dataset.json"
+    manifest = json.loads(file.read_text())
+    del manifest["special_tokens"]
+    file.write_text(json.dumps(manifest))
+    assert open_dataset(root, corpus, SETTINGS) == dataset
+
+
 def test_any_bytes_survive_the_tokenizer(root: Path, tmp_path: Path) -> None:
     texts = ["ünïcödé 漢字 🎉\t\x00 \n\n  spaces", "plain " * 50]
     file = tmp_path / "a.jsonl"

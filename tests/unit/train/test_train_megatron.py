@@ -20,9 +20,10 @@ from transformers import LlamaConfig
 
 from hpcml.layout import Layout
 from hpcml.train.config import TrainingConfig, TrainingError
+from hpcml.train.llama import Llama
 from hpcml.train.megatron import checkpoint, cpu, model, optimizer, weights
 from hpcml.train.megatron import layout as layouts
-from hpcml.train.model import new_model, new_shape
+from hpcml.train.model import new_model
 
 # No size is a multiple of 128, to which megatron-core fills up what it communicates.
 CONFIG = TrainingConfig(
@@ -52,7 +53,7 @@ class Made:
     """A model with its optimizer, and checkpoints of both."""
 
     def __init__(self, config: TrainingConfig = CONFIG, bucket_size: int | None = None) -> None:
-        self.shape = new_shape(config, VOCABULARY, {})
+        self.shape = Llama.new(config, VOCABULARY, {})
         transformer = model.transformer_config(self.shape, config, Layout())
         parts = model.build(self.shape, transformer, config.max_length, 1)
         weights.assign(parts, weights.new(self.shape, config), self.shape, 0, 1)
@@ -185,7 +186,7 @@ def test_matrices_decay_and_norms_do_not(optim: str) -> None:
 
 
 def test_parts_of_stages_do_not_communicate_in_batches() -> None:
-    shape = new_shape(CONFIG, VOCABULARY, {})
+    shape = Llama.new(CONFIG, VOCABULARY, {})
     plain = model.transformer_config(shape, CONFIG, Layout(pipeline=2))
     assert plain.batch_p2p_comm
     assert not plain.overlap_p2p_comm
@@ -306,7 +307,7 @@ def test_the_positions_of_llama_3_are_those_of_transformers() -> None:
 
 
 def test_the_layout_follows_from_the_processes() -> None:
-    shape = new_shape(CONFIG, VOCABULARY, {})
+    shape = Llama.new(CONFIG, VOCABULARY, {})
     config = TrainingConfig(**{**vars(CONFIG), "tensor_parallel_size": 2})
     assert layouts.choose(config, shape, 4) == (Layout(tensor=2, data=2), 4, 1)
     config = TrainingConfig(**{**vars(CONFIG), "pipeline_parallel_size": 2})
@@ -328,7 +329,7 @@ def test_a_layout_that_does_not_fit_is_refused(
 ) -> None:
     config = TrainingConfig(**{**vars(CONFIG), **parameters})
     with pytest.raises(TrainingError, match=says):
-        layouts.choose(config, new_shape(CONFIG, VOCABULARY, {}), processes)
+        layouts.choose(config, Llama.new(CONFIG, VOCABULARY, {}), processes)
 
 
 def test_with_a_gpu_nothing_is_adapted() -> None:

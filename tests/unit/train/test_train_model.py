@@ -9,13 +9,8 @@ import torch
 from torch import nn
 
 from hpcml.train.config import TrainingConfig, TrainingError
-from hpcml.train.model import (
-    add_dropout,
-    decoder_layers,
-    first_weights,
-    load_model,
-    new_model,
-)
+from hpcml.train.initialization import first_weights
+from hpcml.train.model import add_dropout, decoder_layers, load_model, new_model
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
