@@ -62,8 +62,8 @@ def find_run(spec: str | None, root: Path | None = None, *, certain: bool = Fals
     Args:
         spec: a path of a run folder, a run id or a unique beginning of one, a recipe's name (its
             newest run), ``name/id``, or ``None`` for the newest run of all.
-        root: where to look; unless given, in all :func:`known_roots`, of which the first that has
-            such a run counts.
+        root: where to look; unless given, in all :func:`known_roots`. Where several of them have
+            a run of the same name, the newest one counts.
         certain: refuse a name that runs in several roots have.
 
     Raises:
@@ -86,8 +86,7 @@ def find_run(spec: str | None, root: Path | None = None, *, certain: bool = Fals
         raise UserError(
             f"{spec!r} is in {' and in '.join(map(str, having))}; say which one by --root"
         )
-    matches = [run for run in matches if _root(run) in having[:1]]
-    if len(matches) == 1 or (matches and matches[0].name == spec.rstrip("/")):
+    if matches and (matches[0].name == spec.rstrip("/") or len(set(map(_label, matches))) == 1):
         return RunFolder.open(matches[0].path)
     if matches:
         raise UserError(f"{spec!r} can mean several runs: {_listing(matches)}")
@@ -99,12 +98,10 @@ def find_run(spec: str | None, root: Path | None = None, *, certain: bool = Fals
 
 def reference(run: RunFolder) -> str:
     """What to type in this folder to name a run: its name where that finds it, or its path."""
-    for root in known_roots():
-        found = root / run.name / run.run_id
-        if os.path.isfile(found / "plan.json"):
-            if os.path.samefile(found, run.path):
-                return shlex.quote(_label(run))
-            break
+    places = [root / run.name / run.run_id for root in known_roots()]
+    found = [place for place in places if os.path.isfile(place / "plan.json")]
+    if len(found) == 1 and os.path.samefile(found[0], run.path):
+        return shlex.quote(_label(run))
     here = Path.cwd()
     path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
     return shlex.quote(str(path))
@@ -142,8 +139,9 @@ def _label(run: RunFolder) -> str:
 
 
 def _listing(runs: list[RunFolder]) -> str:
-    shown = ", ".join(map(_label, runs[:_LISTED]))
-    return shown if len(runs) <= _LISTED else f"{shown}, and {len(runs) - _LISTED} more"
+    labels = list(dict.fromkeys(map(_label, runs)))
+    shown = ", ".join(labels[:_LISTED])
+    return shown if len(labels) <= _LISTED else f"{shown}, and {len(labels) - _LISTED} more"
 
 
 def find_cell(run: RunFolder, spec: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def test_a_name_in_several_roots(two_roots: tuple[Path, Path]) -> None:
     FakeRun(two_roots[1], make_cells(1), name="there", run_id="cd1")
     for spec in ("lora", "lora/ab1", "ab1", "lora/"):
         if spec != "lora/":
-            assert find_run(spec).path.parents[1] == two_roots[0]
+            assert find_run(spec).path.parents[1] == two_roots[1]
         with pytest.raises(UserError, match=f"is in {two_roots[0]} and in {two_roots[1]}"):
             find_run(spec, certain=True)
         assert find_run(spec, two_roots[1], certain=True).path.parents[1] == two_roots[1]
@@ -111,9 +111,9 @@ def test_how_to_name_a_run(two_roots: tuple[Path, Path], tmp_path: Path) -> None
     """Whatever is named, it is found by that."""
     shared = FakeRun(two_roots[1], make_cells(1)).folder
     assert reference(shared) == "toy/abc123"
+    # Of two runs of one name the newest counts, which may be the other one tomorrow.
     mine = FakeRun(two_roots[0], make_cells(1)).folder
-    assert reference(mine) == "toy/abc123"
-    # The same name in the default root hides it.
+    assert reference(mine) == "runs/toy/abc123"
     assert reference(shared) == str(shared.path)
     elsewhere = FakeRun(tmp_path / "my runs", make_cells(1), run_id="x").folder
     assert reference(elsewhere) == f"'{elsewhere.path}'"
