@@ -21,9 +21,11 @@ def describe(submission: Submission) -> str:
     total, left = len(plan.cells), len(submission.indices)
     over = f" over {', '.join(plan.swept)}" if plan.swept else ""
     lines = [f"{plan.name}: {_count(total, 'cell')}{over} on site {plan.site.name}"]
-    if plan.halving is not None and submission.rung is not None:
-        lines += [f"  {_course(plan.halving, total)}", f"  {of_rung(submission)}"]
-        total = plan.halving["cells"][submission.rung - 1]
+    if submission.rung is not None:
+        course = _course(plan.halving, total) if plan.halving else _search(plan.search or {})
+        lines += [f"  {course}", f"  {of_rung(submission)}"]
+        first = 0 if plan.search else submission.rung - 1
+        total = sum(plan.chain[first : submission.rung])
     if left < total:
         before = "done before" if plan.site.scheduler == "local" else "done or queued before"
         lines.append(f"  {total - left} {before}, {left} left to run")
@@ -49,14 +51,29 @@ def describe(submission: Submission) -> str:
     return "\n".join(lines)
 
 
+def name_of(submission: Submission) -> str:
+    """The rung or the round that a submission is."""
+    return f"{'round' if submission.plan.search else 'rung'} {submission.rung}"
+
+
 def of_rung(submission: Submission) -> str:
-    """A line on a rung of a halving."""
+    """A line on a rung of a halving, or on a round of a search."""
     halving, rung = submission.plan.halving, submission.rung
-    assert halving is not None
     assert rung is not None
+    line = (
+        f"{name_of(submission)} of {len(submission.plan.chain)}: "
+        f"{_count(len(submission.indices), 'cell')}"
+    )
+    return line + (f" to step {halving['steps'][rung - 1]:,}" if halving else "")
+
+
+def _search(search: Mapping[str, Any]) -> str:
+    """What is sought, and how."""
+    cells = search["cells"]
     return (
-        f"rung {rung} of {len(halving['steps'])}: "
-        f"{_count(len(submission.indices), 'cell')} to step {halving['steps'][rung - 1]:,}"
+        f"search by {search['sampler']} for the {search['mode']} of {search['metric']}: "
+        f"{_count(len(cells), 'round')} of {_count(cells[0], 'cell')}; what they try is proposed "
+        "when a round begins"
     )
 
 

@@ -51,7 +51,8 @@ def command(
     if not failed and not cells:
         raise UserError("say which cells: --failed, or --cell CELL, or both")
     folder = find_run(run, root, certain=True)
-    if folder.plan.get("halving") or folder.plan.get("kind") == "infer":
+    chained = folder.plan.get("halving") or folder.plan.get("search")
+    if chained or folder.plan.get("kind") == "infer":
         given = "infer --batch" if folder.plan.get("kind") == "infer" else "sweep"
         raise UserError(
             f"{reference(folder)}: what its cells do depends on one another; to go on with what is "

@@ -69,7 +69,7 @@ def command(
 
 def preview(plan: Plan) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
-    from hpcml.cli.preview import calls, describe, of_rung, text_of
+    from hpcml.cli.preview import calls, describe, name_of, of_rung, text_of
     from hpcml.launch.submit import next_submissions
 
     after: list[str] = []
@@ -79,7 +79,7 @@ def preview(plan: Plan) -> None:
             for line in calls(submission, after):
                 click.echo(line, err=True)
             click.echo(text_of(submission), nl=False)
-        after = [f"<the jobs of rung {submission.rung}>"]
+        after = [f"<the jobs of {name_of(submission)}>"]
 
 
 def run_plans(plans: list[Plan], *, wait: bool) -> int:
@@ -105,11 +105,12 @@ def run_plans(plans: list[Plan], *, wait: bool) -> int:
             if not code:
                 runs.append(create_run(plan))
                 code = _hand_over(plan, preview.snapshot, runs[-1])
-                if plan.halving is not None and plan.site.scheduler == "volcano" and not code:
+                if plan.chain and plan.site.scheduler == "volcano" and not code:
                     if wait:
                         code = _later_rungs(plan, preview.snapshot, runs[-1])
                     else:
-                        later.append(f"{plan.name}: a rung begins when the one before is over")
+                        what = "round" if plan.search else "rung"
+                        later.append(f"{plan.name}: a {what} begins when the one before is over")
         if code:
             _say_what_waits(plan, plans)
             return code
@@ -130,19 +131,19 @@ def _follow_all(runs: list[RunFolder]) -> int:
 
 
 def _later_rungs(plan: Plan, code: Snapshot, run: RunFolder) -> int:
-    """Submit the rungs of a halving, each when the one before is over; returns the exit code."""
+    """Submit rungs or rounds, each when the one before is over; returns the exit code."""
+    from hpcml.launch.submit import decide, decided
     from hpcml.runs.folder import now
-    from hpcml.worker.halving import NotOver, choose
+    from hpcml.worker.chain import NotOver
 
-    assert plan.halving is not None
     began = now()
-    for rung in range(2, len(plan.halving["steps"]) + 1):
-        if rung in run.choices():
+    for rung in range(2, len(plan.chain) + 1):
+        if rung in decided(run):
             continue
         if _look(run) is None:
             return 130
         try:
-            choose(str(run.path), rung, began)
+            decide(plan, run, rung, began)
         except NotOver as error:
             click.echo(f"hpcml: {error}", err=True)
             return 1
@@ -158,26 +159,29 @@ def _say_what_waits(plan: Plan, plans: list[Plan]) -> None:
 
 
 def _run_here(submissions: list[Submission], run: RunFolder) -> int:
-    """Run the cells on this machine, to their end, one rung after another."""
+    """Run the cells on this machine, to their end, one rung or round after another."""
     from hpcml.cli.preview import describe, of_rung
     from hpcml.launch.drive import only_driver
     from hpcml.launch.submit import begin_rung, renew_plan
     from hpcml.runs.folder import now
-    from hpcml.worker.halving import NotOver
+    from hpcml.runs.status import collect
+    from hpcml.worker.chain import NotOver
 
     began = now()
+    interrupted, status = False, None
     with only_driver(run):
         run = renew_plan(submissions[0].plan, run)
-        interrupted, status = _drive(submissions[0], run, describe(submissions[0]))
-        for submission in submissions[1:]:
-            if interrupted:
-                break
+        for submission in submissions:
             try:
                 following = begin_rung(submission, run, began)
             except NotOver as error:
                 click.echo(f"hpcml: {error}", err=True)
                 break
-            interrupted, status = _drive(following, run, of_rung(following))
+            what = describe(following) if status is None else of_rung(following)
+            interrupted, status = _drive(following, run, what)
+            if interrupted:
+                break
+        status = status or collect(run)
     code = _finish(run, status)
     return 130 if interrupted else code
 
@@ -315,7 +319,7 @@ def _hand_over(plan: Plan, code: Snapshot, run: RunFolder) -> int:
         submit_to_cluster,
         wait_longer,
     )
-    from hpcml.worker.halving import NotOver
+    from hpcml.worker.chain import NotOver
 
     with only_driver(run) as lock:
         run = renew_plan(plan, run)

@@ -301,7 +301,7 @@ def _by_hand(
     except (OSError, ValueError):
         cell = line
         if "\\u0000" in json.dumps(line):
-            return ["# it takes results of an earlier stage, which are put in when it begins"]
+            return ["# what it takes of an earlier stage or of a search is not known yet"]
     try:
         return by_hand(stored_plan(folder.path), cell, code, state.rung)
     except UserError as error:

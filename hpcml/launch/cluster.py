@@ -66,6 +66,7 @@ class ClusterWatcher(ABC):
         self._run = folder
         self._entries: list[Entry] | None = None
         self._choices: dict[int, list[int]] = {}
+        self._proposed = 0
         self._tasks: Mapping[int, list[Any]] = {}
         self._created: dict[int, float] = {}
         self._answered = False
@@ -139,6 +140,9 @@ class ClusterWatcher(ABC):
             self._answered = True
         self._asked = time.monotonic()
         choices = self._run.choices()
+        proposed = len(self._run.proposals())
+        if proposed != self._proposed:
+            self._proposed, self._untouched = proposed, {}  # their parameters are other ones
         if entries != self._entries or choices != self._choices:
             self._entries, self._choices = entries, choices
             self._tasks = self._submitted(entries)

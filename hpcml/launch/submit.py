@@ -35,7 +35,9 @@ from hpcml.plan.volcano import Job, mark_of
 from hpcml.render import RUN_LABEL, parse_job, render_job, render_script
 from hpcml.runs import disk
 from hpcml.runs.folder import RunFolder, now
-from hpcml.worker.halving import NotOver, choose, result_path
+from hpcml.worker.chain import NotOver
+from hpcml.worker.halving import choose, result_path
+from hpcml.worker.rounds import propose
 from hpcml.worker.task import run_task
 
 
@@ -91,59 +93,91 @@ def next_submission(plan: Plan, snapshot: Snapshot | None = None) -> Submission:
 
 
 def next_submissions(plan: Plan, snapshot: Snapshot | None = None) -> list[Submission]:
-    """What giving ``plan`` to the scheduler now would submit: one submission, but for a halving.
+    """What giving ``plan`` to the scheduler now would submit: one submission, but for a chain.
 
-    That has one for each rung that is left. While jobs of it are queued it has none: the later
-    rungs among them would take what is given now for lost.
+    A halving has one for each rung that is left, a search one for each round. While jobs of it are
+    queued it has none: the later ones among them would take what is given now for lost.
     """
-    if plan.halving is None:
+    if not plan.chain:
         return [next_submission(plan, snapshot)]
     snapshot = snapshot or take_snapshot(plan)
-    sizes: list[int] = plan.halving["cells"]
-    number, first, left = 1, 1, list(range(sizes[0]))
+    number, first, left = 1, 1, _all_of(plan, 1)
     if is_file(plan.folder / "plan.json"):
         run = RunFolder.open(plan.folder, plan.digest)
         number = run.next_submission()
         if _in_queue(run):
             return [Submission(plan, number, (), snapshot, rung=1)]
-        choices = run.choices()
-        first = max(choices, default=1)
-        left = [
-            place
-            for place, index in enumerate(choices.get(first, left))
-            if not is_file(_result(plan, index, first))
-        ]
-    if not left and first < len(sizes):
-        first, left = first + 1, list(range(sizes[first]))
+        first = max(decided(run), default=1)
+        left = _left_of(plan, run, first)
+    if not left and first < len(plan.chain):
+        first, left = first + 1, _all_of(plan, first + 1)
     found = [Submission(plan, number, tuple(left), snapshot, rung=first)]
-    for rung in range(first + 1, len(sizes) + 1):
-        places = tuple(range(sizes[rung - 1]))
-        found.append(Submission(plan, number + rung - first, places, snapshot, rung=rung))
+    for rung in range(first + 1, len(plan.chain) + 1):
+        cells = tuple(_all_of(plan, rung))
+        found.append(Submission(plan, number + rung - first, cells, snapshot, rung=rung))
     return found
 
 
+def _all_of(plan: Plan, rung: int) -> list[int]:
+    """The places of a rung, or the cells of a round."""
+    begin = 0 if plan.search is None else sum(plan.chain[: rung - 1])
+    return list(range(begin, begin + plan.chain[rung - 1]))
+
+
+def _left_of(plan: Plan, run: RunFolder, rung: int) -> list[int]:
+    """What of a rung has no result: places; or cells, of this round and of those before."""
+    if plan.search is not None:
+        done = {run.ids[cell_id] for cell_id in run.done()}
+        return [index for index in range(sum(plan.chain[:rung])) if index not in done]
+    cells = run.choices().get(rung, _all_of(plan, rung))
+    return [place for place, index in enumerate(cells) if not is_file(_result(plan, index, rung))]
+
+
+def decided(run: RunFolder) -> set[int]:
+    """The rungs, or the rounds, of which it is decided what they run."""
+    return {*run.choices(), *run.proposals()}
+
+
 def begin_rung(submission: Submission, run: RunFolder, since: str | None = None) -> Submission:
-    """Decide which cells have the places of a later rung; only those that have one are left.
+    """Decide which cells have the places of a later rung, or what the cells of a round try.
 
     Args:
-        submission: the rung.
+        submission: the rung or round.
         run: where the cells lie.
         since: when the command began that submits one rung after another.
 
+    Returns:
+        The submission, in which only those places are left that have a cell.
+
     Raises:
-        NotOver: the rung before is not over.
+        NotOver: the one before is not over.
     """
-    if submission.rung in (None, 1):
+    if submission.rung is None or not submission.indices:
         return submission
-    cells = choose(str(run.path), submission.rung, since)
+    decide(submission.plan, run, submission.rung, since)
+    cells = run.choices().get(submission.rung)
+    if cells is None:
+        return submission
     return replace(submission, indices=tuple(p for p in submission.indices if p < len(cells)))
 
 
 def begin_next_rung(plan: Plan, run: RunFolder) -> None:
-    """Decide the cells of the next rung, if the one before is over."""
+    """Decide the next rung or round, if the one before is over."""
     with suppress(NotOver):
-        for rung in range(2, len(plan.halving["steps"]) + 1 if plan.halving else 2):
-            choose(str(run.path), rung)
+        for rung in range(1, len(plan.chain) + 1):
+            decide(plan, run, rung)
+
+
+def decide(plan: Plan, run: RunFolder, rung: int, since: str | None = None) -> None:
+    """Decide what a rung or a round runs, unless that is decided.
+
+    Raises:
+        NotOver: the one before is not over.
+    """
+    if plan.search is not None:
+        propose(str(run.path), rung)
+    elif rung > 1:
+        choose(str(run.path), rung, since)
 
 
 def _result(plan: Plan, index: int, rung: int) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
         UserError: one is missing; the message names its key.
     """
     problems = Problems(loaded.document)
+    if loaded.recipe.sweep.search is not None:
+        _check_sampler(loaded.recipe.sweep.search.sampler, problems)
     if loaded.recipe.command is not None:
         _check_directory(loaded, site, problems)
     if loaded.recipe.command is not None and loaded.recipe.container is None:
@@ -36,6 +40,18 @@ def check_inputs(loaded: LoadedRecipe, cells: Sequence[Cell], site: Site) -> Non
             _check_inference(cell.payload, problems)
             problems.raise_any()
     problems.raise_any()
+
+
+def _check_sampler(sampler: str, problems: Problems) -> None:
+    """The first round is proposed by the Python that submits."""
+    needed = ["optuna", *{"cmaes": ["cmaes"], "qmc": ["scipy"]}.get(sampler, [])]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        problems.add(
+            ("sweep", "search"),
+            f"{sampler} needs {' and '.join(missing)}, which {sys.executable} does not have: "
+            "pip install 'hpcml[search]'",
+        )
 
 
 def _check_directory(loaded: LoadedRecipe, site: Site, problems: Problems) -> None:

@@ -26,6 +26,7 @@ from hpcml.plan.volcano import Job, Pod, jobs_of, pod_of
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.halving import rungs
 from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.search import search_of
 from hpcml.recipe.stages import Reference, Stages
 from hpcml.recipe.sweep import expand
 from hpcml.site.schema import Site
@@ -41,7 +42,8 @@ class Plan:
     submission has it, and it wins over what the cells say. ``needs`` are the stages before it.
     ``project`` is the folder that a snapshot is taken of, and ``directory`` the recipe's folder in
     it. ``root`` is the runs root, ``folder`` where this run lies in it. ``halving`` says what the
-    rungs have, see :func:`hpcml.recipe.halving.rungs`.
+    rungs have, see :func:`hpcml.recipe.halving.rungs`, and ``search`` what the rounds have, see
+    :func:`hpcml.recipe.search.search_of`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Plan:
     swept: tuple[str, ...]
     objective: dict[str, str] | None
     halving: dict[str, Any] | None
+    search: dict[str, Any] | None
     resources: Resources
     pack: int
     workers: int
@@ -94,6 +97,17 @@ class Plan:
         return lead_of(self.site, self.resources)
 
     @property
+    def chain(self) -> list[int]:
+        """The cells of each rung of a halving, or of each round of a search; empty without."""
+        cells: list[int] = (self.halving or self.search or {"cells": []})["cells"]
+        return cells
+
+    @property
+    def host_python(self) -> str:
+        """The Python outside of any image."""
+        return self.site.python or sys.executable
+
+    @property
     def links(self) -> int:
         """Jobs of a chain; 1 where jobs requeue themselves."""
         return self.site.slurm.links if self.site.slurm.coming_back == "chain" else 1
@@ -120,6 +134,7 @@ class Plan:
             "swept": list(self.swept),
             "objective": self.objective,
             **({} if self.halving is None else {"halving": self.halving}),
+            **({} if self.search is None else {"search": self.search}),
             **self.settings(),
             "array": {"pack": self.pack, "max_running": self.max_running},
             "env_from": list(self.env_from),
@@ -143,8 +158,9 @@ class Plan:
 class Submission:
     """Some cells of a plan, to be given to the scheduler as tasks of ``plan.pack`` cells each.
 
-    ``rung`` is the rung of a halving, from 1. In a later rung ``indices`` are places, and who has
-    them is decided when the rung begins.
+    ``rung`` is the rung of a halving, or the round of a search, from 1. In a later rung ``indices``
+    are places, and who has them is decided when the rung begins. In a round they are cells, and
+    what these try is decided then.
 
     With several workers, a cell has as many tasks, one after another; ``first_worker`` is the
     number of the first.
@@ -196,7 +212,7 @@ class Submission:
             "first_worker": self.first_worker,
             "code": self.code,
             "scheduler": self.plan.site.scheduler,
-            **({} if self.rung is None else {"rung": self.rung}),
+            **({} if self.plan.halving is None else {"rung": self.rung}),
             "settings": self.plan.settings(),
         }
 
@@ -273,6 +289,7 @@ def compile_plan(
     project = project_root(loaded.folder.resolve()) if recipe.kind == "command" else None
     objective = recipe.objective
     halving = rungs(recipe, loaded.document, cells)
+    search = search_of(recipe, loaded.document)
     # Sorted: writing a list of the sweep in another order is no other experiment.
     identity: list[Any] = [
         recipe.kind,
@@ -282,6 +299,8 @@ def compile_plan(
     if halving is not None:
         # In the order of the sweep, by which a choice names the cells.
         identity += [halving, [cell.id for cell in cells]]
+    if search is not None:
+        identity += [search, [cell.id for cell in cells]]
     content = json.dumps(identity, separators=(",", ":"))
     return Plan(
         name=recipe.name,
@@ -292,6 +311,7 @@ def compile_plan(
         needs=tuple(needs.values()),
         swept=cells[0].names,
         halving=halving,
+        search=search,
         objective={"metric": objective.metric, "mode": objective.mode} if objective else None,
         resources=resources,
         pack=recipe.array.pack,

@@ -64,6 +64,7 @@ def stored_plan(folder: Path) -> Plan:
             swept=names,
             objective=document["objective"],
             halving=document.get("halving"),
+            search=document.get("search"),
             resources=Resources(**document["resources"]),
             pack=document["array"]["pack"],
             workers=document["workers"],

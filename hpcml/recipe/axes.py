@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpcml.recipe.cell import ABSENT, Entry, canonical_json
+from hpcml.recipe.distribution import read_distribution
 from hpcml.recipe.expression import Template
 from hpcml.recipe.hyperparameters import BY_NAME
-from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
+from hpcml.recipe.problems import KeyPath, Problems
 from hpcml.recipe.schema import RandomSweep, Recipe
 from hpcml.recipe.stages import Stages, is_token
 from hpcml.recipe.vocabulary import canonical_name, checked_value, interacting
@@ -178,10 +178,12 @@ def _drawn(random: RandomSweep, names: Names, problems: Problems) -> _Draft:
     for name, distribution in random.params.items():
         path: Path = ("sweep", "random", "params", name)
         canonical = names.canonical(name, path)
-        draw = _distribution(distribution, path, problems)
-        if canonical is None or draw is None or random.samples > MAX_CELLS:
+        drawn = read_distribution(distribution, path, problems)
+        if canonical is None or drawn is None or random.samples > MAX_CELLS:
             continue
-        values = [draw(_uniform(random.seed, canonical, index)) for index in range(random.samples)]
+        values = [
+            drawn.draw(_uniform(random.seed, canonical, index)) for index in range(random.samples)
+        ]
         columns.append((name, path, [(value, path) for value in values]))
     if random.samples > MAX_CELLS:
         problems.add(
@@ -197,52 +199,6 @@ def _uniform(seed: int, name: str, index: int) -> float:
     """
     digest = hashlib.sha256(f"{seed}\0{name}\0{index}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def _distribution(
-    distribution: Mapping[str, Any], path: Path, problems: Problems
-) -> Callable[[float], Any] | None:
-    known = ("uniform", "loguniform", "int", "choice")
-    if len(distribution) != 1:
-        problems.add(path, f"must have exactly one of {', '.join(known)}")
-        return None
-    ((kind, argument),) = distribution.items()
-    path = (*path, kind)
-    if kind not in known:
-        problems.add(path, f"there is no distribution {kind!r}{did_you_mean(kind, known)}")
-        return None
-    if kind == "choice":
-        if not isinstance(argument, list) or not argument:
-            problems.add(path, "must be a list of values")
-            return None
-        return lambda u: argument[int(u * len(argument))]
-    if not (
-        isinstance(argument, list)
-        and len(argument) == 2
-        and all(isinstance(b, (int, float)) and not isinstance(b, bool) for b in argument)
-        and argument[0] < argument[1]
-    ):
-        problems.add(path, "must be two numbers [a, b] with a < b")
-        return None
-    low, high = argument
-    if kind == "int":
-        if not (float(low).is_integer() and float(high).is_integer()):
-            problems.add(path, "must be two whole numbers [a, b] with a < b")
-            return None
-        first, count = int(low), int(high) - int(low) + 1
-        return lambda u: first + int(u * count)
-    if kind == "uniform":
-        return lambda u: _rounded(low + u * (high - low), low, high)
-    if low <= 0:
-        problems.add(path, "must be two numbers [a, b] with 0 < a < b")
-        return None
-    start, width = math.log(low), math.log(high) - math.log(low)
-    return lambda u: _rounded(math.exp(start + u * width), low, high)
-
-
-def _rounded(value: float, low: float, high: float) -> float:
-    # Readable, and the same on every machine: the last digits of exp and log are not.
-    return min(max(float(f"{value:.9g}"), float(low)), float(high))
 
 
 def _axis(draft: _Draft, names: Names, problems: Problems) -> Axis | None:

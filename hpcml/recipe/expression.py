@@ -19,7 +19,7 @@ from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcml.recipe.problems import did_you_mean
-from hpcml.recipe.stages import Reference, Stages
+from hpcml.recipe.stages import Reference, Stages, Unknown, is_token
 
 _HOLE = re.compile(r"\{\{((?:\"[^\"]*\"|'[^']*'|[^\"'}]|\}(?!\}))*)\}\}")
 _PLAIN = re.compile(r"\s*params((?:\.[A-Za-z_][A-Za-z0-9_]*)+)\s*")
@@ -49,11 +49,15 @@ class Parameters(dict[str, Any]):
     """Parameters as expressions see them: nested, by attribute, and by their other names."""
 
     def __init__(self, flat: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> None:
-        super().__init__(nested(flat))
+        super().__init__(nested({name: _known(value) for name, value in flat.items()}))
         self._aliases = aliases or {}
 
     def __missing__(self, key: str) -> Any:
         return self[self._aliases[key]]
+
+
+def _known(value: Any) -> Any:
+    return Unknown(value) if is_token(value) else value
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def text_of(value: Any) -> str:
             return _encode(value)
         except (TypeError, ValueError):
             pass
-    if isinstance(value, Reference):
+    if isinstance(value, (Reference, Unknown)):
         try:
             return value.token
         except ValueError as error:

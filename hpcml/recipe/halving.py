@@ -7,8 +7,9 @@ from typing import Any
 
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.hyperparameters import ALIASES, BY_NAME
+from hpcml.recipe.objective import check_agreement
 from hpcml.recipe.problems import Problems
-from hpcml.recipe.schema import Halving, Objective, Recipe
+from hpcml.recipe.schema import Halving, Recipe
 from hpcml.recipe.yaml import Document
 
 # What every evaluation and every log line of a training reports.
@@ -27,19 +28,9 @@ def check_halving(problems: Problems, recipe: Recipe, halving: Halving, stage: b
             "a stage can't be halved, since a later one waits for all of its cells; make it a "
             "recipe of its own",
         )
+    check_agreement(problems, recipe, path, halving)
     objective = recipe.objective
-    for name in ("metric", "mode"):
-        here, there = getattr(halving, name), getattr(objective, name, None)
-        if objective is not None and here not in (None, there):
-            problems.add(
-                (*path, name),
-                f"the objective says {there}, and both rank the cells; leave one of them out",
-            )
     if recipe.kind == "command":
-        if halving.metric is None and objective is None:
-            problems.add(
-                (*path, "metric"), "this key is missing: the name of a metric that cells report"
-            )
         if halving.steps is None:
             problems.add((*path, "steps"), "this key is missing: the steps of a whole training")
         return
@@ -53,15 +44,6 @@ def check_halving(problems: Problems, recipe: Recipe, halving: Halving, stage: b
     given = {ALIASES.get(name, name) for name, value in recipe.params.items() if value is not None}
     if "max_steps" not in given:
         problems.add(path, "params.max_steps is needed, from which the steps of a rung follow")
-
-
-def objective_of(recipe: Recipe) -> Objective:
-    """The objective of a recipe with halving, which may say it in either place."""
-    halving = recipe.sweep.halving
-    assert halving is not None
-    if recipe.objective is not None:
-        return recipe.objective
-    return Objective(metric=halving.metric or "eval_loss", mode=halving.mode or "min")
 
 
 def rungs(recipe: Recipe, document: Document, cells: Sequence[Cell]) -> dict[str, Any] | None:

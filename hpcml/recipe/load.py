@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcml.recipe.halving import check_halving, objective_of
+from hpcml.recipe.halving import check_halving
 from hpcml.recipe.hyperparameters import ALIASES
 from hpcml.recipe.inference import check_inference
 from hpcml.recipe.memory import no_collection
+from hpcml.recipe.objective import TRAINING_METRICS, objective_of
 from hpcml.recipe.problems import Problems, did_you_mean
-from hpcml.recipe.schema import Objective, Recipe, StagedRecipe
+from hpcml.recipe.schema import Recipe, StagedRecipe
+from hpcml.recipe.search import check_search
 from hpcml.recipe.stages import SHARED, in_order
 from hpcml.recipe.validation import checked
 from hpcml.recipe.yaml import Document, load_yaml
@@ -108,11 +110,10 @@ def _load(document: Document, stage: bool = False) -> LoadedRecipe:
     _check_values(problems, recipe, document.data)
     if recipe.sweep.halving is not None:
         check_halving(problems, recipe, recipe.sweep.halving, stage)
+    if recipe.sweep.search is not None:
+        check_search(problems, recipe, recipe.sweep.search, stage)
     problems.raise_any()
-    if recipe.sweep.halving is not None:
-        recipe = recipe.model_copy(update={"objective": objective_of(recipe)})
-    if recipe.kind == "train" and recipe.objective is None:
-        recipe = recipe.model_copy(update={"objective": Objective(metric="eval_loss")})
+    recipe = recipe.model_copy(update={"objective": objective_of(recipe)})
     return LoadedRecipe(recipe, document, _notes(recipe))
 
 
@@ -179,25 +180,12 @@ def _check_train(problems: Problems, recipe: Recipe) -> None:
             ("train", "data"),
             "exactly one of source and files is needed, for example source: python-stdlib",
         )
-    if recipe.objective is not None and recipe.objective.metric not in _METRICS:
+    if recipe.objective is not None and recipe.objective.metric not in TRAINING_METRICS:
         metric = recipe.objective.metric
         problems.add(
             ("objective", "metric"),
-            f"a training reports no {metric!r}{did_you_mean(metric, _METRICS)}",
+            f"a training reports no {metric!r}{did_you_mean(metric, TRAINING_METRICS)}",
         )
-
-
-# What a training reports (hpcml/train/course.py).
-_METRICS = (
-    "eval_loss",
-    "loss",
-    "learning_rate",
-    "grad_norm",
-    "epoch",
-    "tokens_per_second",
-    "unigram_entropy",
-    "best_step",
-)
 
 
 def _check_values(problems: Problems, recipe: Recipe, data: Mapping[str, Any]) -> None:
@@ -233,8 +221,8 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
     names = [*recipe.params, *recipe.parallel, *sweep.grid]
     for mapping in (*sweep.zip, *sweep.points):
         names += mapping
-    if sweep.random:
-        names += sweep.random.params
+    for block in (sweep.random, sweep.search):
+        names += block.params if block else ()
     return tuple(
         f"{name} is stored as {ALIASES[name]}" for name in dict.fromkeys(names) if name in ALIASES
     )

@@ -216,6 +216,8 @@ class TrainCells(Rendered):
     Attributes:
         layout: how processes share the work, as far as it does not tell cells from each other:
             what the recipe gives, and null for what follows from the number of processes.
+
+    ``stand_ins`` are values by which all else is completed where a search proposes a parameter.
     """
 
     def __init__(
@@ -227,9 +229,11 @@ class TrainCells(Rendered):
         problems: Problems,
         places: Mapping[str, KeyPath],
         stages: Stages,
+        stand_ins: Mapping[str, Any],
     ) -> None:
         assert recipe.train is not None
         self._stages = stages
+        self._stand_ins = stand_ins
         assert recipe.objective is not None
         self.names = names
         self._recipe = recipe
@@ -338,6 +342,7 @@ class TrainCells(Rendered):
         given = self.params(row)
         later = {name: value for name, value in given.items() if is_token(value)}
         known = {name: value for name, value in given.items() if name not in later}
+        known |= {name: self._stand_ins[name] for name in later if name in self._stand_ins}
         try:
             # What an earlier stage decides is checked by the training itself.
             values = {**resolve(known, self._setting), **later}

@@ -108,6 +108,31 @@ class RandomSweep(Block):
     )
 
 
+class Search(Block):
+    """Rounds of cells, each proposed by optuna from what the rounds before found."""
+
+    sampler: Literal["tpe", "cmaes", "qmc", "random"] = Field(
+        default="tpe",
+        description="`tpe`: a tree-structured Parzen estimator; `cmaes`: CMA-ES, an evolution "
+        "strategy for numbers; `qmc`: a quasi-random sequence; `random`: chance. The last two do "
+        "not look at what was found.",
+    )
+    rounds: Count = Field(description="How many rounds there are, one after another.")
+    cells: Count = Field(description="Cells of each round, which run side by side.")
+    seed: Seed = Field(
+        default=0, description="The same seed and the same results give the same proposals."
+    )
+    params: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="As those of `random`: what each parameter may be."
+    )
+    metric: Annotated[str, AfterValidator(_metric_name)] | None = Field(
+        default=None, description="What is sought; by default the objective's metric."
+    )
+    mode: Literal["min", "max"] | None = Field(
+        default=None, description="Which is better; by default as the objective says, or `min`."
+    )
+
+
 class Halving(Block):
     """Successive halving: all cells train a part of the way, the best go on, and so forth."""
 
@@ -155,6 +180,11 @@ class Sweep(Block):
         default_factory=dict,
         description="Swept parameter: condition. Where it is false, the parameter isn't swept, "
         "and the cells that are the same then become one.",
+    )
+    search: Search | None = Field(
+        default=None,
+        description="Parameters that are proposed in rounds; then it is the only part of the "
+        "sweep.",
     )
     halving: Halving | None = Field(
         default=None, description="Train only the best cells to the end; by default all of them."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcml.recipe.problems import Problems, did_you_mean
 from hpcml.recipe.yaml import Document
@@ -28,6 +28,32 @@ SHARED = (
     "env_from",
     "code",
 )
+
+
+class Unknown:
+    """A value that is known only when a cell starts: it can stand in a text, and no more.
+
+    Attributes:
+        token: what stands for it until then.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse()
+
+    def __bool__(self) -> bool:
+        self._refuse()
+
+    def __str__(self) -> str:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError(
+            "the value is known only when the cell starts, so it can be put into a text, and "
+            "nothing be computed from it"
+        )
 
 
 class Reference(Mapping[str, Any]):

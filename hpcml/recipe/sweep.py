@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcml.recipe.axes import MAX_CELLS, Axis, Names, axes
-from hpcml.recipe.cell import ABSENT, Cell, Row
+from hpcml.recipe.cell import ABSENT, Cell, Row, canonical_json
 from hpcml.recipe.expression import Condition, ExpressionError, Parameters
 from hpcml.recipe.hyperparameters import ALIASES, BY_NAME, HYPERPARAMETERS
 from hpcml.recipe.inference import InferCells
@@ -18,10 +18,12 @@ from hpcml.recipe.payload import (
     CommandCells,
     PerValue,
     TrainCells,
+    digest,
     positions_of,
     same,
 )
 from hpcml.recipe.problems import KeyPath, Problems, did_you_mean
+from hpcml.recipe.search import check_apart, search_axis, search_of, searched
 from hpcml.recipe.stages import Stages
 from hpcml.recipe.vocabulary import BATCH
 
@@ -47,7 +49,8 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
     stages = stages or Stages()
     names = Names(recipe, problems, stages)
     written = loaded.document.data.get("sweep") or {}
-    parts = axes(recipe, written, names, problems)
+    found = searched(recipe, names, problems) if recipe.sweep.search else {}
+    parts = [search_axis(found)] if found else axes(recipe, written, names, problems)
     fixed = _fixed(loaded, names, problems)
     swept = tuple(itertools.chain.from_iterable(axis.names for axis in parts))
     _check_nesting({**fixed, **dict.fromkeys(swept)}, names, problems)
@@ -64,8 +67,15 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
     elif recipe.kind == "infer":
         source = InferCells(recipe, swept, fixed, loaded.folder, problems, names.places, stages)
     else:
-        source = TrainCells(recipe, swept, fixed, loaded.folder, problems, names.places, stages)
+        stand_ins = {name: distribution.extremes[0] for name, distribution in found.items()}
+        source = TrainCells(
+            recipe, swept, fixed, loaded.folder, problems, names.places, stages, stand_ins
+        )
     problems.raise_any()
+    if found:
+        if recipe.kind == "train":
+            check_apart(source, found, names, problems)
+        return _searched_cells(source, parts[0].choices[0], loaded)
 
     cells: list[Cell] = []
     seen: dict[str, tuple[Row, bool]] = {}
@@ -94,6 +104,20 @@ def expand(loaded: LoadedRecipe, stages: Stages | None = None) -> list[Cell]:
         problems.add(("sweep", "exclude"), "all cells are excluded, so there is nothing to run")
         problems.raise_any()
     return cells
+
+
+def _searched_cells(
+    source: CommandCells | TrainCells | InferCells, row: Row, loaded: LoadedRecipe
+) -> list[Cell]:
+    """The cells of a search: what tells them apart is its definition, and their number."""
+    search = search_of(loaded.recipe, loaded.document)
+    assert search is not None
+    rounds = search.pop("cells")
+    of_all = canonical_json({**search, "cells": rounds[0]})
+    return [
+        Cell(index, digest(f"{source.identity(row, index)}{of_all}{index}"), row, source)
+        for index in range(sum(rounds))
+    ]
 
 
 def _fixed(loaded: LoadedRecipe, names: Names, problems: Problems) -> Values:

@@ -37,6 +37,7 @@ def render_script(submission: Submission) -> str:
             # How the worker gets into an image, if there is one.
             enter=container.prepare(image) if image else None,
             inside=container.command(image, plan.folder, code) if image else [],
+            propose=_propose(submission, code),
             with_srun=pyxis or plan.resources.nodes > 1,
             srun_options=container.srun_options(image, plan.folder) if image and pyxis else [],
             # Of Volcano: where a lane ends, and where its pods write.
@@ -57,6 +58,20 @@ def render_script(submission: Submission) -> str:
     if override is not None:
         _check_parts(text, site)
     return text
+
+
+def _propose(submission: Submission, code: Path) -> list[str]:
+    """What stands before the worker in a round of a search, which others may not have proposed.
+
+    It becomes what follows it, so that signals and the exit code are as without it.
+    """
+    plan = submission.plan
+    if plan.search is None or plan.site.scheduler == "local":
+        return []
+    python = plan.python if plan.pod else plan.host_python
+    module = [python, "-m", "hpcml.worker.rounds", str(plan.folder), str(submission.rung)]
+    # Where there is an image, it has a variable of its own.
+    return ["env", f"PYTHONPATH={code}", *module] if plan.container else module
 
 
 # Without these a script runs no cells, or every task the same ones: what reads the index, what

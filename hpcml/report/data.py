@@ -95,6 +95,7 @@ class Report:
     scheduler: str
     objective: tuple[str, str] | None
     halving: dict[str, Any] | None
+    search: dict[str, Any] | None
     swept: list[str]
     states: list[str]
     counts: dict[str, int]
@@ -133,6 +134,7 @@ def gather(run: RunFolder, status: Status) -> Report:
         scheduler=str(run.plan.get("scheduler")),
         objective=run.objective,
         halving=run.plan.get("halving"),
+        search=run.plan.get("search"),
         swept=run.swept,
         states=list(STATES),
         counts=status.counts(),

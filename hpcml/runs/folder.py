@@ -23,6 +23,7 @@ from typing import Any
 from hpcml.errors import UserError
 from hpcml.files import RUNS_ROOT_MARK, expanded, is_file, plain_errors, root_of_cell
 from hpcml.runs.disk import append_line, dumps, replace
+from hpcml.worker import rounds, stages
 from hpcml.worker.flush import flush_folder, flush_tree
 from hpcml.worker.halving import chosen
 
@@ -68,6 +69,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._proposals: dict[int, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -273,12 +275,12 @@ class RunFolder:
             for index in indices:
                 file.seek(self.offsets[index])
                 cells.append(json.loads(file.readline()))
-            return cells
+        return list(self._with_proposals(cells))
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """All cells in order, one at a time."""
         with plain_errors(f"read {self.cells_file}"), self.cells_file.open("rb") as file:
-            yield from map(json.loads, file)
+            yield from self._with_proposals(map(json.loads, file))
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -300,6 +302,37 @@ class RunFolder:
                 for folder in folders
                 if folder.name in self.ids and os.path.exists(f"{folder.path}/result.json")
             }
+
+    # Searching
+
+    def proposals(self) -> dict[int, list[dict[str, Any]]]:
+        """What the cells of the rounds of a search try, as far as it is proposed."""
+        search = self.plan.get("search")
+        # What is proposed stays so.
+        for number in range(len(self._proposals) + 1, len(search["cells"]) + 1 if search else 1):
+            with plain_errors(f"read {self.path / 'rounds'}"):
+                cells = rounds.proposed(str(self.path), number)
+            if cells is None:
+                break
+            self._proposals[number] = cells
+        return self._proposals
+
+    def _with_proposals(self, cells: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Cells with what a search proposed for them; before that they lack these parameters."""
+        search = self.plan.get("search")
+        if not search:
+            yield from cells
+            return
+        proposed = [params for found in self.proposals().values() for params in found]
+        for cell in cells:
+            params = cell["params"]
+            if cell["index"] < len(proposed):
+                own = stages.searched(proposed[cell["index"]])
+                cell = stages.complete(cell, "", own)
+            else:
+                params = {key: params[key] for key in params if key not in search["params"]}
+                cell = {**cell, "params": params}
+            yield cell
 
     # Halving
 

@@ -17,6 +17,7 @@ from hpcml.runs.folder import RunFolder, workers
 from hpcml.runs.liveness import Alive, is_alive
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.memory import slurm_said, stderr_of
+from hpcml.worker.rounds import round_of
 
 #: All states, in the order in which summaries name them.
 STATES = ("running", "pending", "stopped", "lost", "failed", "dropped", "done")
@@ -140,9 +141,13 @@ def collect(run: RunFolder, alive: Alive | None = None) -> Status:
 
 def with_pending(run: RunFolder, status: Status) -> Iterator[CellState]:
     """All cells of a run by index, also those that left nothing yet."""
+    proposed = len(run.proposals())
     for cell in run.cells():
         known = status.cells.get(cell["index"])
-        yield known or CellState(cell["id"], cell["index"], "pending", cell["params"])
+        reason = waits_for_round(run, cell["index"], proposed)
+        yield known or CellState(
+            cell["id"], cell["index"], "pending", cell["params"], reason=reason
+        )
 
 
 class Watcher:
@@ -159,9 +164,13 @@ class Watcher:
         self._alive = alive
         self._only = only
         self._cells: dict[str, _Watched | _Shared] = {}
+        self._proposed = 0
 
     def refresh(self) -> Status:
         """The states now."""
+        proposed = len(self._run.proposals())
+        if proposed != self._proposed:
+            self._proposed, self._cells = proposed, {}  # their parameters may be other ones
         with plain_errors(f"read {self._run.cells_dir}"):
             found = [name for name in self._folders() if name in self._run.ids]
             new = sorted((self._run.ids[name], name) for name in found if name not in self._cells)
@@ -180,6 +189,20 @@ class Watcher:
         if self._only is None:
             return os.listdir(self._run.cells_dir)
         return [self._only] if self._run.cell_dir(self._only).exists() else []
+
+
+def waits_for_round(run: RunFolder, index: int, proposed: int) -> str | None:
+    """What is said of a cell of a search whose parameters are not known yet.
+
+    Args:
+        run: the run.
+        index: the cell.
+        proposed: how many rounds are.
+    """
+    search = run.plan.get("search")
+    if search is None or (number := round_of(search, index)) <= proposed:
+        return None
+    return f"to be proposed in round {number}"
 
 
 def waits_for_rung(cell: CellState) -> str | None:

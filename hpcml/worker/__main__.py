@@ -2,9 +2,8 @@
 
 import sys
 
+from hpcml.worker.codes import CANNOT_WRITE
 from hpcml.worker.task import run_task
-
-CANNOT_WRITE = 74  # EX_IOERR
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Optional
 
-from hpcml.worker import events, halving, memory, processes, reports, stages
+from hpcml.worker import events, halving, memory, processes, reports, rounds, stages
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
 
@@ -114,7 +114,7 @@ class Attempt:
         self._started = time.time()
         self._remove_stop_file()
         reports.clear(self.dir)
-        missing = self._put_in_results_of_stages()
+        missing = self._put_in_what_is_known()
         events.write_json(os.path.join(self.dir, "cell.json"), self.cell, durable=False)
         context = self.context
         port = free_port()
@@ -140,16 +140,23 @@ class Attempt:
             self.ranks.number = number
             self.ranks.fail(1)
 
-    def _put_in_results_of_stages(self) -> Optional[str]:
-        """Complete the cell with what earlier stages found; returns what is missing."""
+    def _put_in_what_is_known(self) -> Optional[str]:
+        """Complete the cell with what came before it; returns what is missing."""
         root = os.path.dirname(os.path.dirname(self.context.run_dir))
         try:
             for run in self.context.plan.get("needs", ()):
                 stages.require(os.path.join(root, run))
-            self.cell.update(stages.resolve(self.cell, root, self.context.steps))
+            self.cell.update(stages.complete(self.cell, root, self._own()))
         except (stages.NoResult, OSError) as error:
             return str(error)
         return None
+
+    def _own(self) -> "dict[str, Any]":
+        """What the run itself decides of the cell: where a rung ends, what a search proposed."""
+        search = self.context.plan.get("search")
+        if search is None:
+            return {"halving.steps": self.context.steps}
+        return stages.searched(rounds.of_cell(self.context.run_dir, search, self.cell["index"]))
 
     def ask_to_stop(self, reason: str, signum: int) -> None:
         """Hand a request to save and leave to the payload, once."""

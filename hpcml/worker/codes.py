@@ -8,3 +8,6 @@ BROKEN = 70
 
 OUT_OF_MEMORY = 71
 """Too little memory, of a GPU or of the machine (``EX_OSERR``); `retry.oom` counts it."""
+
+CANNOT_WRITE = 74
+"""The run folder cannot be read or written (``EX_IOERR``)."""

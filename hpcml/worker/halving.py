@@ -8,16 +8,12 @@ Source: K. Jamieson and A. Talwalkar, Non-stochastic Best Arm Identification and
 Optimization, AISTATS 2016.
 """
 
-import json
 import math
 import os
 from typing import Any, Optional
 
-from hpcml.worker import events, memory
-
-
-class NotOver(Exception):
-    """The rung before is not over, or left nobody to choose from; the message is for a person."""
+from hpcml.worker import chain
+from hpcml.worker.chain import NotOver
 
 
 def result_path(run_dir: str, cell_id: str, halving: "Optional[dict[str, Any]]", rung: int) -> str:
@@ -30,12 +26,8 @@ def result_path(run_dir: str, cell_id: str, halving: "Optional[dict[str, Any]]",
 
 def chosen(run_dir: str, rung: int) -> "Optional[list[int]]":
     """The indices of the cells of a rung after the first, the best first; None: not chosen yet."""
-    try:
-        with open(_choice_path(run_dir, rung), encoding="utf-8") as file:
-            cells: list[int] = json.load(file)["cells"]
-    except FileNotFoundError:
-        return None
-    return cells
+    choice = chain.read(_choice_path(run_dir, rung))
+    return None if choice is None else choice["cells"]
 
 
 def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
@@ -55,8 +47,7 @@ def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
     known = chosen(run_dir, rung)
     if known is not None:
         return known
-    with open(os.path.join(run_dir, "plan.json"), encoding="utf-8") as file:
-        halving: dict[str, Any] = json.load(file)["halving"]
+    halving: dict[str, Any] = chain.plan_of(run_dir)["halving"]
     before = rung - 1
     members = range(halving["cells"][0]) if before == 1 else chosen(run_dir, before)
     if members is None:
@@ -66,14 +57,14 @@ def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
     without: list[int] = []
     failed: list[int] = []
     unfinished: list[int] = []
-    ids = _ids(run_dir)
+    ids = chain.ids(run_dir)
     for index in members:
-        metrics = _metrics(result_path(run_dir, ids[index], halving, before))
-        if metrics is None:
-            ended = _is_over(run_dir, ids[index])
+        result = chain.read(result_path(run_dir, ids[index], halving, before))
+        if result is None:
+            ended = chain.is_over(run_dir, ids[index])
             (failed if ended else unfinished).append(index)
             continue
-        number = metrics.get(halving["metric"])
+        number = result["metrics"].get(halving["metric"])
         if isinstance(number, (int, float)) and math.isfinite(number):
             ranked.append((sign * number, index))
         else:
@@ -92,7 +83,7 @@ def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
     for _, index in sorted(ranked):
         if len(cells) == halving["cells"][rung - 1]:
             break
-        if since is not None and _is_cancelled(run_dir, ids[index], since):
+        if since is not None and chain.is_cancelled(run_dir, ids[index], since):
             failed.append(index)
         else:
             cells.append(index)
@@ -100,63 +91,10 @@ def choose(run_dir: str, rung: int, since: Optional[str] = None) -> "list[int]":
         raise NotOver(
             f"all cells that have a value of {halving['metric']} in rung {before} are cancelled"
         )
-    path = _choice_path(run_dir, rung)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    # Linked and not renamed, so that the first one counts.
-    aside = f"{path}.{os.uname().nodename}.{os.getpid()}"
-    events.write_json(aside, {"rung": rung, "cells": cells, "failed": failed, "no_value": without})
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        pass
-    finally:
-        os.remove(aside)
+    choice = {"rung": rung, "cells": cells, "failed": failed, "no_value": without}
+    chain.write_once(_choice_path(run_dir, rung), choice)
     return chosen(run_dir, rung) or cells
 
 
 def _choice_path(run_dir: str, rung: int) -> str:
     return os.path.join(run_dir, "rungs", f"{rung}.json")
-
-
-def _ids(run_dir: str) -> "list[str]":
-    with open(os.path.join(run_dir, "cells.jsonl"), "rb") as file:
-        return [json.loads(line)["id"] for line in file]
-
-
-def _metrics(path: str) -> "Optional[dict[str, Any]]":
-    try:
-        with open(path, encoding="utf-8") as file:
-            metrics: dict[str, Any] = json.load(file)["metrics"]
-    except FileNotFoundError:
-        return None
-    return metrics
-
-
-def _events(run_dir: str, cell_id: str) -> "list[dict[str, Any]]":
-    return events.read(os.path.join(run_dir, "cells", cell_id, "events.jsonl"))
-
-
-def _is_cancelled(run_dir: str, cell_id: str, since: str) -> bool:
-    """Whether a cell was cancelled after this time, so that no earlier submission will run it."""
-    return any(
-        event.get("event") == "cancelled" and event["time"] > since
-        for event in _events(run_dir, cell_id)
-    )
-
-
-def _is_over(run_dir: str, cell_id: str) -> bool:
-    """Whether a cell without a result failed for good, or is not wanted any more."""
-    last: dict[str, Any] = {}
-    cancelled = False
-    for event in _events(run_dir, cell_id):
-        kind = event.get("event")
-        if kind in ("started", "ended"):
-            last, cancelled = event, cancelled and kind == "ended"
-        cancelled |= kind == "cancelled"
-    if last.get("event") != "started":
-        # One that ended its last rung well has not begun this one.
-        failed = last.get("cause") not in (None, "stopped", "rung") and not last.get("again")
-        return cancelled or failed
-    # Slurm killed its whole job for its memory, so that nobody could write down the end.
-    stderr = memory.stderr_of(run_dir, last["submission"], last["job"])
-    return memory.slurm_said(stderr, last.get("stderr", 0)) is not None

@@ -273,7 +273,7 @@ class Ranks:
         """What is executed; ``python`` runs what is hpcml's own."""
         kind = self.context.plan["kind"]
         if kind == "command":
-            return [str(argument) for argument in self.cell["payload"]["argv"]]
+            return list(self.cell["payload"]["argv"])
         return [python, "-u", "-m", f"hpcml.{kind}"]
 
     def directory(self) -> str:

@@ -17,7 +17,31 @@ class NoResult(Exception):
     """An earlier stage has no such result; the message is for a person."""
 
 
-def resolve(value: Any, root: str, steps: Optional[int] = None) -> Any:
+def searched(params: "dict[str, Any]") -> "dict[str, Any]":
+    """The parameters that a search proposed, as tokens name them."""
+    return {f"search.{name}": value for name, value in params.items()}
+
+
+def complete(
+    cell: "dict[str, Any]", root: str, own: "Optional[dict[str, Any]]" = None
+) -> "dict[str, Any]":
+    """``cell`` with every token in it replaced, see :func:`resolve`; a program's texts stay texts.
+
+    Raises:
+        NoResult: as :func:`resolve`.
+    """
+    found: dict[str, Any] = resolve(cell, root, own)
+    payload = found["payload"]
+    if payload.get("argv"):
+        payload["argv"] = [_text(argument) for argument in payload["argv"]]
+    if payload.get("directory") is not None:
+        payload["directory"] = _text(payload["directory"])
+    if payload.get("env"):
+        payload["env"] = {name: _text(value) for name, value in payload["env"].items()}
+    return found
+
+
+def resolve(value: Any, root: str, own: "Optional[dict[str, Any]]" = None) -> Any:
     """``value`` with every token in it, at any depth, replaced.
 
     A text that is one token becomes the value itself, a number for example; within a longer text
@@ -26,26 +50,26 @@ def resolve(value: Any, root: str, steps: Optional[int] = None) -> Any:
     Args:
         value: part of a cell.
         root: the runs root.
-        steps: where the rung of a halving ends, which a token without a run folder stands for.
+        own: what the cell's own run decides, which tokens without a run folder stand for.
 
     Raises:
         NoResult: a stage has no best cell, or its best cell lacks what is asked for.
     """
     if isinstance(value, dict):
-        return {key: resolve(item, root, steps) for key, item in value.items()}
+        return {key: resolve(item, root, own) for key, item in value.items()}
     if isinstance(value, list):
-        return [resolve(item, root, steps) for item in value]
+        return [resolve(item, root, own) for item in value]
     if not isinstance(value, str) or "\0" not in value:
         return value
     whole = _TOKEN.fullmatch(value)
     if whole:
-        return _of_token(whole, root, steps)
-    return _TOKEN.sub(lambda token: _text(_of_token(token, root, steps)), value)
+        return _of_token(whole, root, own)
+    return _TOKEN.sub(lambda token: _text(_of_token(token, root, own)), value)
 
 
-def _of_token(token: "re.Match[str]", root: str, steps: Optional[int]) -> Any:
+def _of_token(token: "re.Match[str]", root: str, own: "Optional[dict[str, Any]]") -> Any:
     if not token[1]:
-        return steps
+        return (own or {})[token[2]]
     return _result(os.path.join(root, token[1]), token[2])
 
 

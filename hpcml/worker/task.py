@@ -9,9 +9,10 @@ import traceback
 from types import FrameType
 from typing import Any, Optional
 
-from hpcml.worker import halving
+from hpcml.worker import halving, rounds
 from hpcml.worker.attempt import read_cell
 from hpcml.worker.cell import TICK_SECONDS, Cell, FollowingCell, LeadingCell
+from hpcml.worker.chain import NotOver
 from hpcml.worker.codes import AGAIN, BROKEN
 from hpcml.worker.processes import name_of
 from hpcml.worker.ranks import Context, this_node
@@ -78,7 +79,7 @@ class Task:
         codes: list[int] = []
         try:
             indices = self._indices()
-        except halving.NotOver as error:
+        except NotOver as error:
             print(f"hpcml: {error}", file=sys.stderr)
             return 1
         active = [self._cell(index, slot) for slot, index in enumerate(indices)]
@@ -133,7 +134,7 @@ class Task:
         halving the list has places, and a place without a cell is empty.
 
         Raises:
-            NotOver: the rung before must end first.
+            NotOver: the rung or round before must end first.
         """
         pack = self._record["pack"]
         first, end = self._group * pack, (self._group + 1) * pack
@@ -144,6 +145,10 @@ class Task:
             start, stop = max(first - position, 0), min(end - position, count)
             indices += range(low + start, low + stop)
             position += count
+        search = self._context.plan.get("search")
+        if search:
+            for index in indices:
+                rounds.of_cell(self._context.run_dir, search, index)
         rung = self._context.rung
         if rung is None or rung == 1:
             return indices

@@ -88,7 +88,7 @@ def kinds(
         parameters = payload["parameters"]
         for name in _MATTER:
             if is_token(parameters.get(name)):
-                raise UnknownModel(f"{name} is decided by an earlier stage")
+                raise UnknownModel(f"{name} is known only when a cell starts")
         layout = layout_of(payload["engine"], parameters, world)
         found.append(Kind(numbers, tells, _training(payload, heavy), layout))
     return found

@@ -22,6 +22,7 @@ function summary() {
   const bar = element("div", { class: "bar", role: "img", "aria-label": Object.entries(run.counts).map(([state, count]) => `${count} ${state}`).join(", ") }, ...Object.entries(run.counts).map(([state, count]) => element("span", { style: `flex:${count};background:${ofState(state)}` })));
   const more = [];
   if (best && run.swept.length) more.push(element("p", {}, `The best: ${title(best)}`));
+  if (run.search) more.push(element("p", { class: "note" }, `Search by ${run.search.sampler} for the ${run.search.mode} of ${run.search.metric}: ${run.search.cells.length} rounds of ${run.search.cells[0]} cells.`));
   if (run.halving) more.push(element("p", { class: "note" }, `Halving by ${run.halving.metric}: ${run.halving.cells.map((count, n) => `${count} cells to step ${run.halving.steps[n]}`).join(", ")}.`));
   section("summary", "Summary", null, tiles, bar, ...more);
 }

@@ -101,6 +101,38 @@ def test_stages_wait_for_the_command(place: Hpcml, server: VolcanoServer) -> Non
     assert sorted(name.split("-")[1] for name in server.jobs) == ["one", "two"]
 
 
+def test_a_round_is_proposed_and_submitted_when_the_one_before_is_over(
+    place: Hpcml, server: VolcanoServer
+) -> None:
+    place.write(
+        "sought.yaml",
+        "name: sought\nkind: command\ncommand: {run: [echo, '{{ params.x }}']}\nsweep:\n"
+        "  search: {metric: loss, rounds: 2, cells: 3, params: {x: {uniform: [0, 1]}}}\n",
+    )
+    sweep = ("sweep", "sought.yaml", "--site", "site.yaml")
+    assert "a round begins when the one before is over" in place(*sweep).stderr
+    (first,) = server.jobs
+    # While it is queued, nothing is added.
+    assert "0 left to run" in place(*sweep).stderr
+    (run,) = (place.folder / "runs" / "sought").iterdir()
+    assert [path.name for path in (run / "rounds").iterdir()] == ["1.json"]
+    cells = place.status("sought")["cells"]
+    assert ["x" in cell["params"] for cell in cells] == [True] * 3 + [False] * 3
+    assert cells[3]["reason"] == "to be proposed in round 2"
+    for cell in cells[:3]:
+        folder = run / "cells" / cell["id"]
+        folder.mkdir(parents=True)
+        result = {"metrics": {"loss": cell["params"]["x"]}, "step": None}
+        (folder / "result.json").write_text(json.dumps(result))
+    server.phase(first, "Completed", succeeded=3)
+    place(*sweep)
+    (second,) = set(server.jobs) - {first}
+    assert server.jobs[second]["spec"]["tasks"][0]["replicas"] == 3
+    assert json.loads((run / "submissions" / "002.json").read_text())["cells"] == [[3, 5]]
+    proposal = json.loads((run / "rounds" / "2.json").read_text())
+    assert proposal["from"] == [[cell["params"]["x"] for cell in cells[:3]]]
+
+
 def test_more_workers_share_an_inference(place: Hpcml, server: VolcanoServer) -> None:
     (place.folder / "model").mkdir()
     place.write("model/config.json", '{"model_type": "llama"}')

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("lr_sweep.yaml", 8), ("command_sweep.yaml", 8), ("halving.yaml", 27)]
+    ("name", "count"),
+    [("lr_sweep.yaml", 8), ("command_sweep.yaml", 8), ("halving.yaml", 27), ("search.yaml", 24)],
 )
 def test_the_recipes_are_right(name: str, count: int) -> None:
     cells = expand(load_recipe(ROOT / "recipes" / name))

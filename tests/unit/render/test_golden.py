@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import UserError
-from hpcml.launch.submit import create_run, next_submission
+from hpcml.launch.submit import create_run, next_submissions
 from hpcml.plan import Submission, compile_plan
 from hpcml.plan.stored import stored_plan
 from hpcml.recipe.load import load_recipe
@@ -35,7 +35,11 @@ command: {run: [echo, "$(never) '{{ params.n }}'"]}
 """
 
 
-ROOTS = {"slurm-pyxis": "/srv/runs", "volcano-nasty": '/srv/it\'s "$(HOME)" `x` ö/runs'}
+ROOTS = {
+    "slurm-pyxis": "/srv/runs",
+    "slurm-search": "/srv/runs",
+    "volcano-nasty": '/srv/it\'s "$(HOME)" `x` ö/runs',
+}
 
 
 def submission(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Submission:
@@ -46,7 +50,8 @@ def submission(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Subm
     monkeypatch.setenv("HPCML_RUNS", ROOTS.get(case, "/srv/the runs"))
     # The names of jobs depend on who submits them.
     monkeypatch.setattr("os.getuid", lambda: 1000)
-    return next_submission(compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml")))
+    plan = compile_plan(load_recipe(recipe), load_site(GOLDEN / f"{case}.yaml"))
+    return next_submissions(plan)[0]
 
 
 def without_digests(text: str) -> str:
@@ -136,4 +141,4 @@ def test_a_template_whose_array_nothing_reads_is_refused(
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     plan = compile_plan(load_recipe(tmp_path / "recipe.yaml"), load_site(tmp_path / "site.yaml"))
     with pytest.raises(UserError, match=rf"own\.sh\.j2: the script has no .*{part}.*'{block}'"):
-        render_script(next_submission(plan))
+        render_script(next_submissions(plan)[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.worker.stages import NoResult, best_cell, require, resolve
+from hpcml.worker.stages import NoResult, best_cell, complete, require, resolve
 from tests.unit.worker.worker_run import Run
 
 
@@ -56,6 +56,20 @@ def test_tokens_become_values_and_parts_of_texts(tmp_path: Path) -> None:
         "argv": ["--run", str(run), "--lr=0.1/c1"],
         "nested": [{"x": "x"}, 3, None, 1.0],
         "checkpoint": str(run / "cells" / "c1" / "checkpoints" / "step-5"),
+    }
+
+
+def test_what_a_program_gets_is_text_as_a_recipe_writes_it(tmp_path: Path) -> None:
+    own = {"search.a": 0.5, "search.b": None, "search.c": True}
+    a, b, c = (f"\0\0{name}\0" for name in own)
+    payload = {"argv": ["run", a, b, f"-c={c}"], "directory": a, "env": {"A": a, "C": c, "D": "d"}}
+    assert complete({"params": {"a": a, "c": c}, "payload": payload}, "", own) == {
+        "params": {"a": 0.5, "c": True},
+        "payload": {
+            "argv": ["run", "0.5", "null", "-c=true"],
+            "directory": "0.5",
+            "env": {"A": "0.5", "C": "true", "D": "d"},
+        },
     }
 
 

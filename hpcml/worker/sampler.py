@@ -1,0 +1,162 @@
+"""What a round of a search tries: asked of optuna, which is told all that has ended.
+
+Nothing of optuna is kept between two rounds. A study is made anew from the rounds before, so that
+the run folder alone says what comes next, and the same history gives the same proposals.
+
+Sources: J. Bergstra et al., Algorithms for Hyper-Parameter Optimization, NIPS 2011 (TPE);
+N. Hansen and A. Ostermeier, Completely Derandomized Self-Adaptation in Evolution Strategies,
+Evolutionary Computation 9 (2001) (CMA-ES); I. M. Sobol', On the distribution of points in a cube
+and the approximate evaluation of integrals, USSR Comput. Math. Math. Phys. 7 (1967) (quasi-random).
+"""
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+
+class Tried(NamedTuple):
+    """A cell that has an end: its parameters, and its value of the metric.
+
+    ``value`` is None where there is no finite one; then ``failed`` says whether the cell failed or
+    was cancelled. One that ended well without such a value diverged.
+    """
+
+    params: "dict[str, Any]"
+    value: Optional[float]
+    failed: bool
+
+
+class NoOptuna(Exception):
+    """optuna, or what it needs for a sampler, cannot be imported; the message is for a person."""
+
+
+def ask(search: "dict[str, Any]", history: "Sequence[Sequence[Tried]]") -> "list[dict[str, Any]]":
+    """The parameters of the cells of the next round.
+
+    Args:
+        search: what the plan says of the search.
+        history: the cells of each round before.
+
+    Raises:
+        NoOptuna: it is not installed here.
+    """
+    try:
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is called experimental there
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            return _ask(optuna, search, history)
+    except ImportError as error:
+        raise NoOptuna(f"{error}; pip install 'hpcml[search]'") from None
+
+
+def _ask(
+    optuna: Any, search: "dict[str, Any]", history: "Sequence[Sequence[Tried]]"
+) -> "list[dict[str, Any]]":
+    kind = search["sampler"]
+    count = search["cells"][len(history)]
+    space = _Space(optuna, search)
+    study = optuna.create_study(
+        direction="maximize" if search["mode"] == "max" else "minimize",
+        sampler=_sampler(optuna, search, space, len(history) + 1),
+    )
+    for cells in history:
+        attributes = {}
+        if kind == "cmaes":
+            # Its state lies in the trials: one more is asked for what those of this round had.
+            probe = study.ask(space.distributions)
+            attributes = study.trials[probe.number].system_attrs
+            study.tell(probe, state=optuna.trial.TrialState.FAIL)
+        for cell in cells:
+            if kind == "qmc":
+                study.ask(space.distributions)  # the next points of the sequence come after these
+            else:
+                study.add_trial(space.trial(cell, attributes))
+    asked = [study.ask(space.distributions) for _ in range(count)]
+    return [space.values(trial.params) for trial in asked]
+
+
+class _Space:
+    """The searched parameters as optuna has them. A choice is the place of a value in its list."""
+
+    def __init__(self, optuna: Any, search: "dict[str, Any]") -> None:
+        self._optuna = optuna
+        self._params: dict[str, dict[str, Any]] = search["params"]
+        made = optuna.distributions
+        self.distributions: dict[str, Any] = {}
+        for name, distribution in self._params.items():
+            ((kind, argument),) = distribution.items()
+            if kind == "choice" and search["sampler"] == "qmc":
+                self.distributions[name] = made.IntDistribution(0, len(argument) - 1)
+            elif kind == "choice":
+                places = tuple(range(len(argument)))
+                self.distributions[name] = made.CategoricalDistribution(places)
+            elif kind == "int":
+                self.distributions[name] = made.IntDistribution(*map(int, argument))
+            else:
+                log = kind == "loguniform"
+                self.distributions[name] = made.FloatDistribution(*map(float, argument), log=log)
+
+    def values(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        """The values of the parameters, in the order of the search."""
+        return {name: self._value(name, params[name]) for name in self._params}
+
+    def trial(self, cell: Tried, attributes: "dict[str, Any]") -> Any:
+        """What optuna is told of a cell."""
+        states = self._optuna.trial.TrialState
+        state = states.COMPLETE
+        if cell.value is None:
+            # A pruned trial counts as a bad one, a failed one not at all.
+            state = states.FAIL if cell.failed else states.PRUNED
+        return self._optuna.trial.create_trial(
+            state=state,
+            value=cell.value,
+            params={name: self._place(name, cell.params[name]) for name in self._params},
+            distributions=self.distributions,
+            system_attrs=attributes,
+        )
+
+    def _value(self, name: str, found: Any) -> Any:
+        ((kind, argument),) = self._params[name].items()
+        if kind == "choice":
+            return argument[found]
+        if kind == "int":
+            return int(found)
+        low, high = map(float, argument)
+        # Readable, and told to optuna as it is tried.
+        return min(max(float(f"{found:.9g}"), low), high)
+
+    def _place(self, name: str, value: Any) -> Any:
+        ((kind, argument),) = self._params[name].items()
+        if kind != "choice":
+            return value
+        # By their text, since 1, 1.0 and true are equal.
+        return [json.dumps(each) for each in argument].index(json.dumps(value))
+
+
+def _sampler(optuna: Any, search: "dict[str, Any]", space: _Space, number: int) -> Any:
+    """The sampler of a round. What does not go on from its own state has a seed for each."""
+    seed: int = search["seed"]
+    digest = hashlib.sha256(f"{seed}\0{number}".encode()).digest()
+    of_round = int.from_bytes(digest[:4], "big")
+    samplers = optuna.samplers
+    if search["sampler"] == "random":
+        return samplers.RandomSampler(seed=of_round)
+    if search["sampler"] == "tpe":
+        # From the second round on it goes by what it knows, and keeps apart what it asks at once.
+        return samplers.TPESampler(seed=of_round, n_startup_trials=1, constant_liar=True)
+
+    if search["sampler"] == "qmc":
+        sampler = samplers.QMCSampler(scramble=True, seed=seed)
+    else:
+        # A generation is a round, unless that is less than is usual (Hansen's 4 + 3 log n).
+        usual = 4 + math.floor(3 * math.log(len(space.distributions)))
+        size = max(search["cells"][0], usual)
+        sampler = samplers.CmaEsSampler(seed=seed, n_startup_trials=0, popsize=size)
+    # Otherwise the first cells were drawn by chance, since nothing has ended yet.
+    sampler.infer_relative_search_space = lambda study, trial: space.distributions
+    return sampler
