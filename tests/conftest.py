@@ -32,6 +32,8 @@ class Hpcml:
         self.folder = folder
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HPCML_")},
+            # Whoever has a site for this host in site_configs/ tests here all the same.
+            "HPCML_SITE": "local",
             "PYTHONPATH": str(REPOSITORY),
             "COLUMNS": "200",
         }

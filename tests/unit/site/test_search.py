@@ -26,7 +26,8 @@ def write(folder: Path, name: str, text: str = "") -> Path:
     return path
 
 
-def test_local_is_the_default() -> None:
+def test_local_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "a-host-of-no-site")
     assert find_site().site.name == "local"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,19 @@ from hpcml.plan import compile_plan
 from hpcml.recipe.load import load_recipe
 from hpcml.render import render_script
 from hpcml.site.search import load_site
+from tests.conftest import REPOSITORY
 
-FILES = sorted(resources.folder("site_configs").glob("*.yaml"))
+# Those of whoever tests lie there as well.
+FILES = [
+    REPOSITORY / name
+    for name in subprocess.run(
+        ["git", "ls-files", "site_configs/*.yaml"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
