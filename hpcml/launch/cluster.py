@@ -166,9 +166,10 @@ class ClusterWatcher(ABC):
             if cell.cancelled and self._is_given_again(cell):
                 state = "stopped" if cell.attempts else "pending"
                 cell = cells[index] = replace(cell, cancelled=False, state=state, reason=None)
-            if cell.state in TERMINAL or cell.cancelled:
-                continue
             task = self._task(index)
+            again = cell.state == "failed" and task is not None and self._failed_before(cell)
+            if (cell.state in TERMINAL and not again) or cell.cancelled:
+                continue
             if task is None:
                 gone.append(cell)
             elif cell.state != "running":
@@ -220,6 +221,10 @@ class ClusterWatcher(ABC):
         """Whether a cell was submitted after it was cancelled, and has not begun since."""
         submitted = self._created[self._tasks[cell.index][0].submission]
         return cell.state != "running" and submitted > (cell.cancelled_time or 0.0)
+
+    def _failed_before(self, cell: CellState) -> bool:
+        """Whether a cell was submitted after it failed."""
+        return self._created[self._tasks[cell.index][0].submission] > (cell.ended or 0.0)
 
     def _read_untouched(self, indices: Iterable[int]) -> None:
         """Make states for cells that left nothing yet, all with one reading."""

@@ -86,6 +86,8 @@ class _Space:
     def __init__(self, optuna: Any, search: "dict[str, Any]") -> None:
         self._optuna = optuna
         self._params: dict[str, dict[str, Any]] = search["params"]
+        self._cma = search["sampler"] == "cmaes"
+        self._worst = -math.inf if search["mode"] == "max" else math.inf
         made = optuna.distributions
         self.distributions: dict[str, Any] = {}
         for name, distribution in self._params.items():
@@ -108,13 +110,16 @@ class _Space:
     def trial(self, cell: Tried, attributes: "dict[str, Any]") -> Any:
         """What optuna is told of a cell."""
         states = self._optuna.trial.TrialState
-        state = states.COMPLETE
-        if cell.value is None:
-            # A pruned trial counts as a bad one, a failed one not at all.
-            state = states.FAIL if cell.failed else states.PRUNED
+        state, value = states.COMPLETE, cell.value
+        if cell.failed:
+            state = states.FAIL  # which counts as nothing
+        elif value is None and self._cma:
+            value = self._worst  # it goes by the order of a whole generation
+        elif value is None:
+            state = states.PRUNED  # which counts as bad
         return self._optuna.trial.create_trial(
             state=state,
-            value=cell.value,
+            value=value,
             params={name: self._place(name, cell.params[name]) for name in self._params},
             distributions=self.distributions,
             system_attrs=attributes,

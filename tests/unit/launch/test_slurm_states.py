@@ -498,3 +498,25 @@ def test_tasks_of_packed_cells_in_several_arrays(run: SlurmRun) -> None:
         1: (21, 0),
         3: (22, 0),
     }
+
+
+def test_a_failed_cell_that_was_submitted_again_is_pending(run: SlurmRun) -> None:
+    """Also after a first submission whose rest is still in the queue."""
+    run.submit(12, 13)
+    run.start(0, 12, 0)
+    run.end(0, "application", ago=10)
+    run.queue("13_[0-3] PENDING Dependency")
+    watcher = run.look()
+    assert watcher.refresh().cells[0].state == "failed"
+    assert watcher.taken(watcher.refresh()) == {1, 2, 3}
+    run.submit(14, cells=[[0, 0]], ago=5)
+    run.queue("14_[0] PENDING Resources", "13_[0-3] PENDING Dependency")
+    watcher.ask()
+    assert watcher.refresh().cells[0].state == "pending"
+    assert watcher.taken(watcher.refresh()) == {0, 1, 2, 3}
+    # It fails again.
+    run.start(0, 14, 0, ago=4, attempt=2)
+    run.end(0, "application", ago=1)
+    run.queue()
+    watcher.ask()
+    assert watcher.refresh().cells[0].state == "failed"

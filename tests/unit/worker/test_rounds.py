@@ -230,3 +230,18 @@ def test_a_python_without_optuna_says_what_to_install(tmp_path: Path) -> None:
     propose(run, 1)
     again = propose_and(run, 1, "echo", "on", path=str(tmp_path / "hides"))
     assert (again.returncode, again.stdout) == (0, "on\n")
+
+
+def test_an_evolution_moves_away_from_where_cells_diverge() -> None:
+    """Half of the space diverges, as it does where a learning rate is too large."""
+    what = search("cmaes", 6, 10)
+    history: list[list[Tried]] = []
+    for _ in range(6):
+        history.append(
+            [
+                each if each.params["rate"] < 1e-2 else each._replace(value=None)
+                for each in tried(ask(what, history))
+            ]
+        )
+    diverged = [sum(cell.value is None for cell in cells) for cells in history]
+    assert sum(diverged[3:]) < 0.5 * sum(diverged[:3])
