@@ -20,6 +20,7 @@ _COMMANDS = {
     "sweep": "Run a recipe: submit what is left of it, and follow it.",
     "infer": "Let a language model answer the rows of a table.",
     "status": "Show the state of every cell of a run.",
+    "watch": "Show a run live, until its end.",
     "results": "Rank the cells of a run by their metric.",
     "report": "Write a run as one page for the browser.",
     "logs": "Show what a cell printed.",

@@ -15,34 +15,26 @@ _ALL_SHOWN_UP_TO = 50
 @click.command("status")
 @run_argument
 @click.option("--all", "every", is_flag=True, help="Show every cell of a large run.")
-@click.option("--watch", "watches", is_flag=True, help="Go on until nothing runs or waits.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
-def command(run: str | None, every: bool, watches: bool, as_json: bool, root: Path | None) -> None:
+def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> None:
     """Show the states of a run's cells.
 
     RUN is a run folder, a run id or its beginning, or a recipe's name; without it, the newest run.
     """
     from hpcml.cli.tables import cells_table, console
-    from hpcml.cli.view import print_counts, print_reasons, progress
-    from hpcml.errors import UserError
-    from hpcml.launch.watch import follow, watch
+    from hpcml.cli.view import print_counts, print_reasons
+    from hpcml.launch.watch import watch
     from hpcml.runs.find import find_run, reference
     from hpcml.runs.status import STATES, with_pending
     from hpcml.runs.tables import json_value
 
-    if watches and as_json:
-        raise UserError("--watch and --json exclude each other; give one of them")
     folder = find_run(run, root)
     watcher = watch(folder)
-    if watches:
-        with progress(folder) as view:
-            status = follow(watcher, view.refresh, view.say)
-    else:
-        watcher.ask()
-        status = watcher.refresh()
-        if watcher.trouble:
-            click.echo(f"hpcml: {watcher.trouble}", err=True)
+    watcher.ask()
+    status = watcher.refresh()
+    if watcher.trouble:
+        click.echo(f"hpcml: {watcher.trouble}", err=True)
     if as_json:
         cells = [
             {

@@ -132,6 +132,7 @@ def _follow_all(runs: list[RunFolder]) -> int:
 
 def _later_rungs(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     """Submit rungs or rounds, each when the one before is over; returns the exit code."""
+    from hpcml.cli.view import look
     from hpcml.launch.submit import decide, decided
     from hpcml.runs.folder import now
     from hpcml.worker.chain import NotOver
@@ -140,7 +141,7 @@ def _later_rungs(plan: Plan, code: Snapshot, run: RunFolder) -> int:
     for rung in range(2, len(plan.chain) + 1):
         if rung in decided(run):
             continue
-        if _look(run) is None:
+        if look(run, releases=True) is None:
             return 130
         try:
             decide(plan, run, rung, began)
@@ -362,29 +363,12 @@ def _say_what_next(runs: list[RunFolder]) -> None:
     from hpcml.runs.find import reference
 
     for run in runs:
-        click.echo(f"Next\n  hpcml status {reference(run)} --watch   shows how far it is")
+        click.echo(f"Next\n  hpcml watch {reference(run)}   shows how far it is")
 
 
 def _follow(run: RunFolder) -> int:
     """Show a run on a cluster until its end, and how it ended; returns the exit code."""
-    status = _look(run)
+    from hpcml.cli.view import look
+
+    status = look(run, releases=True)
     return 130 if status is None else _finish(run, status)
-
-
-def _look(run: RunFolder) -> Status | None:
-    """Show a run on a cluster until nothing of it is left there; None if the user had enough."""
-    from hpcml.cli.view import progress
-    from hpcml.launch.watch import follow, watch
-    from hpcml.runs.find import reference
-
-    try:
-        with progress(run) as view:
-            return follow(watch(run), view.refresh, view.say, releases=True)
-    except KeyboardInterrupt:
-        name = reference(run)
-        click.echo(
-            f"hpcml: no longer followed; the jobs go on. hpcml status {name} shows them, "
-            f"hpcml cancel {name} ends them",
-            err=True,
-        )
-        return None

@@ -70,7 +70,7 @@ def console() -> Console:
 
 
 def cells_table(
-    cells: Sequence[CellState], run: RunFolder, width: int, *, reasons: bool = False
+    cells: Sequence[CellState], run: RunFolder, width: int, *, curves: Sequence[str] = ()
 ) -> Table:
     """The progress of some cells, one line each.
 
@@ -78,12 +78,11 @@ def cells_table(
         cells: the rows.
         run: the run they belong to.
         width: columns of the terminal.
-        reasons: give a column to the reasons, cut where they are too long. Where there is room
-            below the table, :func:`reasons_of` says them in full.
+        curves: a small curve for each cell.
     """
     params, metrics = column_names(run, shown_metrics(cells, run))
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
-    why = [text.one_line(cell.reason) if reasons else "" for cell in cells]
+    rungs = [str(cell.rung or "") for cell in cells]
     speeds = [text.speed(cell.tokens_per_second) for cell in cells]
     columns = [
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
@@ -91,10 +90,11 @@ def cells_table(
         _Column("state", [cell.state for cell in cells], 100),
         _Column("step", [text.steps(cell) for cell in cells], 90, right=True),
         *_metric_columns(cells, metrics, (80, 40)),
+        _Column("curve", list(curves), 65),
+        _Column("rung", rungs, 50, right=True),
         _Column("tokens/s", speeds, 35, right=True),
         _Column("left", [text.duration(cell.eta_seconds) for cell in cells], 70, right=True),
         _Column("attempts", attempts, 30, right=True),
-        _Column("reason", why, 20, 16),
     ]
     return _fit(columns, [cell.state for cell in cells], width)
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from hpcml.cli import text
-from hpcml.cli.tables import (
-    cells_table,
-    coloured,
-    console,
-    reasons_of,
-    results_table,
-    shown_metrics,
-)
+from hpcml.cli.tables import coloured, console, reasons_of, results_table, shown_metrics
 from hpcml.runs.find import reference
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Results
-from hpcml.runs.status import STATES, CellState, Status, waits_for_rung, with_pending
+from hpcml.runs.status import STATES, CellState, Status, waits_for_rung
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.live import Live
+    from rich.console import Console
 
 _PROGRESS_SECONDS = 10.0
 # With more running cells than this, a log gets one line for all of them.
@@ -43,33 +35,48 @@ class View(Protocol):
 
 @contextmanager
 def progress(run: RunFolder) -> Iterator[View]:
-    """Show a run while it runs: a live table on a terminal, a line per change elsewhere."""
+    """Show a run while it runs: a picture that is drawn anew, or elsewhere a line per change."""
     output = console()
     if not output.is_terminal or output.is_dumb_terminal:
         yield LineView(run, output)
         return
     from rich.live import Live
 
+    from hpcml.cli.dashboard import Dashboard
+
     # Without a thread of its own: it draws when it is told what is new.
-    with Live(console=output, auto_refresh=False, transient=True) as live:
-        yield LiveTable(run, live)
+    live = Live(console=output, auto_refresh=False, screen=True)
+    dashboard = Dashboard(run, live)
+    try:
+        with live:
+            yield dashboard
+    finally:
+        for line in dashboard.said:
+            output.print(line, soft_wrap=True)
 
 
-class LiveTable:
-    """A table that is drawn in place, as high as the terminal allows."""
+def look(run: RunFolder, *, releases: bool = False) -> Status | None:
+    """Show a run until nothing of it runs or waits any more; None if the user had enough.
 
-    def __init__(self, run: RunFolder, live: Live) -> None:
-        self._run = run
-        self._live = live
-        self._begun = time.monotonic()
+    Args:
+        run: the run.
+        releases: let tasks go on that the scheduler holds for no fault of theirs.
+    """
+    import click
 
-    def refresh(self, status: Status) -> None:
-        """Draw these states."""
-        self._live.update(_Frame(self._run, status, time.monotonic() - self._begun), refresh=True)
+    from hpcml.launch.watch import follow, watch
 
-    def say(self, line: str) -> None:
-        """Print a line above the table."""
-        self._live.console.print(line, soft_wrap=True)
+    try:
+        with progress(run) as view:
+            return follow(watch(run), view.refresh, view.say, releases=releases)
+    except KeyboardInterrupt:
+        name = reference(run)
+        click.echo(
+            f"hpcml: no longer followed; the cells go on. hpcml watch {name} shows them, "
+            f"hpcml cancel {name} ends them",
+            err=True,
+        )
+        return None
 
 
 class LineView:
@@ -131,40 +138,6 @@ class LineView:
             parts.append(f"{text.duration(cell.eta_seconds)} left")
         line = f"{text.cell_name(cell, self._run.swept)}: {', '.join(parts)}"
         return f"{line}: {text.one_line(cell.reason)}" if cell.reason else line
-
-
-class _Frame:
-    """One picture of the live table; it measures the terminal each time it is drawn."""
-
-    def __init__(self, run: RunFolder, status: Status, elapsed: float) -> None:
-        self._run = run
-        self._status = status
-        self._elapsed = elapsed
-
-    def __rich_console__(
-        self, output: Console, options: ConsoleOptions
-    ) -> Iterable[RenderableType]:
-        from rich.text import Text
-
-        line = f"{_summary(self._status)}; {text.duration(self._elapsed)} so far"
-        summary = Text(line, style="bold")
-        # Besides the rows: the header, a blank line, the summary, and the line of the cursor.
-        others = 3 + len(summary.wrap(output, options.max_width))
-        rows = self._rows(max(1, output.size.height - others))
-        if rows:
-            yield cells_table(rows, self._run, options.max_width, reasons=True)
-            yield Text("")
-        yield summary
-
-    def _rows(self, limit: int) -> Sequence[CellState]:
-        if self._status.total <= limit:
-            return list(with_pending(self._run, self._status))
-        # Running cells first, and of the others those that changed last.
-        cells = sorted(
-            self._status.cells.values(),
-            key=lambda cell: (cell.state != "running", -(cell.ended or 0.0), cell.index),
-        )
-        return cells[:limit]
 
 
 def print_summary(results: Results, status: Status, *, every: bool = False) -> None:
@@ -255,7 +228,7 @@ def _next_steps(results: Results, status: Status) -> list[tuple[str, str]]:
     waiting = status.in_state("pending")
     queued = any(cell.reason for cell in waiting if cell.reason != waits_for_rung(cell))
     if queued or status.in_state("running"):
-        steps.append(("See how far it is", f"hpcml status {run}"))
+        steps.append(("See how far it is", f"hpcml watch {run}"))
     elif left := _unfinished(status):
         steps.append((f"Give the command again: it continues the {left} unfinished", ""))
     best = results.best or next((row for row in results.rows if row.cell.state == "done"), None)

@@ -44,7 +44,7 @@ def only_driver(run: RunFolder) -> Iterator[int]:
                 owner = os.read(descriptor, 20).decode(errors="replace").strip()
                 raise UserError(
                     f"{run.path}: another command (process {owner}) is at these cells; "
-                    f"watch it by: hpcml status {reference(run)}"
+                    f"look at them by: hpcml watch {reference(run)}"
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)

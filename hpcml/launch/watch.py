@@ -16,6 +16,8 @@ from hpcml.runs.status import Status, Watcher
 #: Seconds between two questions to a cluster's scheduler, which serves many people.
 ASK_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
+#: Looking at a large run pauses this many times as long as it took: a login node has other users.
+_PAUSE = 4.0
 
 
 class RunWatcher(Protocol):
@@ -112,7 +114,7 @@ def follow(
 
     Args:
         watcher: the run.
-        show: called each second with the states.
+        show: called each second with the states; less often where looking takes long.
         say: told when something cannot be found out.
         releases: let tasks go on that the scheduler holds for no fault of theirs.
 
@@ -121,6 +123,7 @@ def follow(
     """
     told: str | None = None
     while True:
+        begun = time.monotonic()
         if watcher.ask(ASK_SECONDS) and releases:
             for line in watcher.release():
                 say(line)
@@ -131,7 +134,7 @@ def follow(
         show(status)
         if not watcher.going(status):
             return status
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(max(_LOOK_SECONDS, _PAUSE * (time.monotonic() - begun)))
 
 
 def _has_driver(run: RunFolder) -> bool:

@@ -59,6 +59,8 @@ class CellState:
         rung: of a sweep with halving, the rung that it began last, from 1.
         eta_seconds: the time left of a running cell, from its speed in this attempt.
         started, ended: seconds since the epoch; the first attempt's start, the last one's end.
+        begun: when the last attempt began.
+        worked_seconds: how long all attempts ran together, those of all workers.
     """
 
     id: str
@@ -79,6 +81,8 @@ class CellState:
     rung: int | None = None
     started: float | None = None
     ended: float | None = None
+    begun: float | None = None
+    worked_seconds: float = 0.0
     cancelled_time: float | None = None
 
 
@@ -276,6 +280,8 @@ class _Shared:
             reason=reason,
             started=min(starts, default=None),
             ended=None if running else max(ends, default=None),
+            begun=max((s.begun for s in states if s.begun is not None), default=None),
+            worked_seconds=sum(state.worked_seconds for state in states),
         )
 
     def _judge(self, states: list[CellState], whole: CellState) -> tuple[str, str | None]:
@@ -372,6 +378,8 @@ class _Watched:
             rung=_integer((life.started or {}).get("rung")),
             started=life.first_started,
             ended=None if state == "running" else life.ended_time,
+            begun=life.started_time,
+            worked_seconds=life.worked(moment if state == "running" else None),
             cancelled_time=life.cancelled_time,
         )
         if state == "done" and self._folder.parent.name != "workers":
@@ -466,9 +474,21 @@ class _Life:
     started_time: float | None = None
     ended_time: float | None = None
     cancelled_time: float | None = None
+    earlier_seconds: float = 0.0
+    last_time: float = 0.0
+
+    def worked(self, now: float | None) -> float:
+        """Seconds of all attempts; ``now`` if the last one runs, else it ran as far as is known."""
+        if self.started is None or self.started_time is None:
+            return self.earlier_seconds
+        return self.earlier_seconds + max(0.0, (now or self.last_time) - self.started_time)
 
     def add(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
+        if kind in ("started", "anew"):
+            self.earlier_seconds = self.worked(None)
+        if kind in ("started", "checkpoint", "signal", "ended"):
+            self.last_time = parse_time(event.get("time", ""))
         if kind == "started":
             self.attempts = max(self.attempts + 1, _integer(event.get("attempt")) or 0)
             self.started, self.ended, self.signal, self.warning = event, None, None, None

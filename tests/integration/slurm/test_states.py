@@ -84,7 +84,7 @@ def test_a_cell_is_followed_from_the_queue_to_its_end(login: LoginNode) -> None:
     )
     login("sweep", recipe)
     follower = login.start("logs", "prints", "0", "-f")
-    watcher = login.start("status", "prints", "--watch")
+    watcher = login.start("watch", "prints")
     assert follower.stderr
     assert "is held" in follower.stderr.readline()
     login.cluster.run("scontrol", "release", *login.jobs())
@@ -226,7 +226,7 @@ def test_an_interrupted_watch_leaves_the_run_alone(login: LoginNode) -> None:
     go = login.folder / "go"
     recipe = login.recipe("watched", ["sh", "-c", f"until [ -e {go} ]; do sleep 0.1; done"], [1])
     login("sweep", recipe)
-    watcher = login.start("status", "watched", "--watch")
+    watcher = login.start("watch", "watched")
     wait_until(lambda: login.states() == ["running"], 60)
     os.kill(watcher.pid, signal.SIGINT)
     assert watcher.wait(timeout=30) == 130

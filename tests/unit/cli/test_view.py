@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hpcml.cli import tables, text, view
+from hpcml.cli import dashboard, tables, text, view
+from hpcml.cli.dashboard import Dashboard, Picture
 from hpcml.cli.tables import cells_table, reasons_of, results_table
-from hpcml.cli.view import LineView, LiveTable, progress
+from hpcml.cli.view import LineView, progress
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Result, Results, results
 from hpcml.runs.status import STATES, CellState, Status, Watcher
@@ -104,33 +105,61 @@ class TestLines:
         assert capsys.readouterr().out.endswith("1 cell: 1 pending\n")
 
 
-class TestLiveTable:
+class TestDashboard:
     def frame(self, fake: FakeRun, width: int, height: int) -> list[str]:
         console = screen(width, height)
-        console.print(view._Frame(fake.folder, Watcher(fake.folder).refresh(), 65))
+        console.print(dashboard._Frame(Picture(fake.folder), Watcher(fake.folder).refresh()))
         return printed(console).splitlines()
 
-    def test_a_small_run_is_shown_whole_and_in_order(self, root: Path) -> None:
-        fake = FakeRun(root, make_cells(4))
-        fake.done(1, loss=1.0)
-        fake.start(3)
+    def test_what_it_shows(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(6), objective={"metric": "loss", "mode": "min"})
+        fake.done(1, loss=2.0)
+        fake.done(2, loss=1.0)
+        fake.failed(4, "exit code 1: [boom]")
+        fake.start(3, attempt=1)
+        fake.end(3, "stopped", 10)
+        fake.start(3, 20, attempt=2)
+        fake.metrics(3, *({"step": n, "total_steps": 20, "loss": 9.0 - n} for n in range(9)))
         with fake.alive(3):
-            frame = self.frame(fake, 80, 24)
-        assert [line.split()[0] for line in frame[1:5]] == ["0", "1", "2", "3"]
-        assert frame[-1] == "4 cells: 1 running, 2 pending, 1 done; about 30s left; 1m 05s so far"
+            frame = self.frame(fake, 100, 30)
+        text = "\n".join(frame)
+        assert frame[0].startswith("toy  abc123  local  watched for ")
+        assert re.fullmatch("█{32,35}▓{16,19}x{16}░{32,35}", frame[1])
+        assert frame[2].startswith("6 cells: 1 running, 2 pending, 1 failed, 2 done")
+        assert re.search(r"3 +0\.004 +0 +running +8/20 +1\.000 +█.*▁", text)
+        ranked = frame[frame.index("best so far, lowest loss") + 2 :]
+        assert [line.split()[:2] for line in ranked[:2]] == [["1", "2"], ["2", "3"]]
+        assert "cell 4 (learning_rate=0.005, seed=1) failed: exit code 1: [boom]" in text
+        assert "cell 3 (learning_rate=0.004, seed=0) came back: attempt 2" in text
 
-    @pytest.mark.parametrize("height", [5, 8, 24, 100])
-    @pytest.mark.parametrize("width", [20, 40, 80, 200])
+    def test_why_cells_wait_is_told_once(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(3))
+        cells = {
+            index: CellState(f"c{index:05x}", index, "pending", reason="the queue is full")
+            for index in range(3)
+        }
+        console = screen(60, 20)
+        console.print(dashboard._Frame(Picture(fake.folder), Status(3, cells)))
+        assert "3 cells: the queue is full" in printed(console).splitlines()
+
+    @pytest.mark.parametrize("height", [5, 8, 12, 24, 100])
+    @pytest.mark.parametrize("width", [8, 20, 40, 80, 200])
     def test_it_fits_the_terminal(self, root: Path, width: int, height: int) -> None:
-        fake = FakeRun(root, make_cells(40, text=["ü long text " * 9] * 39 + ["日本語" * 30]))
+        fake = FakeRun(
+            root,
+            make_cells(40, text=["ü long text " * 9] * 39 + ["日本語" * 30]),
+            objective={"metric": "loss", "mode": "min"},
+        )
         for index in range(20):
             fake.done(index, seconds=index, loss=1.0)
+        for index in range(20, 30):
+            fake.failed(index, "boom " * 50)
         fake.start(30)
         with fake.alive(30):
             frame = self.frame(fake, width, height)
-        assert len(frame) < height or height == 5
+        assert len(frame) < height
         assert all(cell_len(line) <= width for line in frame)
-        assert frame[1].split()[0] == ("0" if height == 100 else "30")
+        assert any(line.startswith("running"[:width]) for line in frame) or height < 12
 
     def test_it_is_used_on_a_terminal(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fake = FakeRun(root, make_cells(2))
@@ -138,10 +167,53 @@ class TestLiveTable:
         monkeypatch.setattr(view, "console", lambda: console)
         monkeypatch.setenv("TERM", "xterm")
         with progress(fake.folder) as shown:
-            assert isinstance(shown, LiveTable)
+            assert isinstance(shown, Dashboard)
             shown.refresh(Watcher(fake.folder).refresh())
-            shown.say("stopping [now]")
+            shown.say("stopping")
         assert "2 cells: 2 pending" in printed(console)
+        # It stays on the first screen, too.
+        assert printed(console).rstrip().endswith("stopping")
+
+    def test_the_workers_of_an_inference_have_one_curve(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(1), kind="infer")
+        for worker in range(2):
+            folder = fake.dir(0) / "workers" / str(worker)
+            folder.mkdir(parents=True)
+            (folder / "metrics.jsonl").write_text(
+                "".join(
+                    f'{{"tokens_per_second": {speed}, "reported_at": {speed}}}\n'
+                    for speed in range(1, 9)
+                )
+            )
+        cell = CellState(fake.cells[0]["id"], 0, "running")
+        assert Picture(fake.folder)._curve(cell, plain=False) == "▁▁▂▃▃▄▅▅▆▇▇█"
+
+
+@given(
+    st.lists(st.floats() | st.integers(-(10**9), 10**9), max_size=50),
+    st.integers(1, 20),
+    st.booleans(),
+)
+def test_any_values_have_a_curve(values: list[float], width: int, plain: bool) -> None:
+    curve = dashboard.sparkline(values, width, plain=plain)
+    assert len(curve) <= width
+    assert curve.isascii() or not plain
+
+
+def test_a_curve() -> None:
+    assert dashboard.sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
+    assert dashboard.sparkline([1, 1, 5, 5, float("nan")], 2) == "▁█"
+    assert dashboard.sparkline([3, 3, 3], 9) == "▁▁▁"
+    assert dashboard.sparkline([3], 9) == ""
+
+
+@given(
+    st.dictionaries(st.sampled_from(STATES), st.integers(1, 10**5), min_size=1), st.integers(7, 200)
+)
+def test_the_bar_has_every_state_and_fills_the_line(counts: dict[str, int], width: int) -> None:
+    bar = dashboard._bar(counts, sum(counts.values()), width, plain=True).plain
+    assert len(bar) == width
+    assert len(set(bar)) == len(counts)
 
 
 @given(
@@ -176,7 +248,7 @@ def test_any_cell_can_be_shown(states: list[CellState], width: int) -> None:
     rows = [Result(None, cell, None) for cell in states]
     found = Results(run, rows, 0, {}, {"loss": "loss", "x": "x"})
     for table in (
-        cells_table(states, run, width, reasons=True),
+        cells_table(states, run, width),
         results_table(found, rows, width),
     ):
         console = screen(width)

@@ -22,7 +22,7 @@ def test_another_command_is_named_and_how_to_watch_it(
         run = FakeRun(root, make_cells(1)).folder
         with (
             only_driver(run),
-            pytest.raises(UserError, match=f"{os.getpid()}.*: hpcml status {name}"),
+            pytest.raises(UserError, match=f"{os.getpid()}.*: hpcml watch {name}"),
             only_driver(run),
         ):
             pass

@@ -1,0 +1,313 @@
+"""The live view of a run: one picture that fits the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.cli import text
+from hpcml.cli.tables import cells_table, coloured, reasons_of, results_table, shown_metrics
+from hpcml.runs.course import Course, summed
+from hpcml.runs.folder import RunFolder, workers
+from hpcml.runs.results import Result, Results, column_names, rank_cells
+from hpcml.runs.status import CellState, Status, waits_for_rung
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+_CURVE = 12
+_LATELY = 50
+_SAID = 50
+# Shown to the right of what is done, in this order. Each state has a sign of its own, since a
+# terminal may have no colours.
+_BAR = {
+    "done": "█#",
+    "dropped": "▒-",
+    "running": "▓=",
+    "stopped": "‖!",
+    "lost": "?",
+    "failed": "x",
+    "pending": "░.",
+}
+_LEVELS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+
+
+class Dashboard:
+    """Draws a run on the terminal's second screen, so that the first one stays as it was."""
+
+    def __init__(self, run: RunFolder, live: Live) -> None:
+        self._live = live
+        self._picture = Picture(run)
+        self._status: Status | None = None
+
+    def refresh(self, status: Status) -> None:
+        """Draw these states."""
+        self._status = status
+        self._live.update(_Frame(self._picture, status), refresh=True)
+
+    @property
+    def said(self) -> list[str]:
+        """What was said last, which is gone with the picture."""
+        return [line for _, line in self._picture.said]
+
+    def say(self, line: str) -> None:
+        """Show a line among what happened lately."""
+        self._picture.say(line)
+        if self._status is not None:
+            self.refresh(self._status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A part of the picture: a title and lines, of which as many are shown as there is room for."""
+
+    title: str
+    wanted: int
+
+    @property
+    def frame(self) -> int:
+        """Lines around its rows: a blank one, and the title."""
+        return 2
+
+
+class Picture:
+    """What is shown of a run, and the curves that it takes.
+
+    Only the metrics of cells that are on the screen are read beyond their last values.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._begun = time.monotonic()
+        #: When something was said that is about no cell, and what.
+        self.said: list[tuple[float, str]] = []
+        self._courses: dict[str, Course] = {}
+        self._infers = run.plan.get("kind") == "infer"
+        resources = run.plan.get("resources") or {}
+        self._gpus = int(resources.get("gpus") or 0) * int(resources.get("nodes") or 1)
+
+    def say(self, line: str) -> None:
+        """Keep a line that is about no cell."""
+        self.said = [*self.said, (time.time(), line)][-_SAID:]
+
+    def draw(
+        self, status: Status, output: Console, options: ConsoleOptions
+    ) -> Iterable[RenderableType]:
+        """The picture, at most as wide and high as the terminal."""
+        from rich.text import Text
+
+        width, height = options.max_width, output.size.height
+        running = sorted(status.in_state("running"), key=lambda cell: cell.index)
+        best = [
+            Result(rank, cell, None)
+            for rank, cell in rank_cells(list(status.cells.values()), self._run.objective)
+            if rank is not None
+        ]
+        lately = self._lately(status)
+        waiting = self._waiting(status)
+        header = self._header(status, width, plain=options.ascii_only)
+        sections = [
+            _Section(f"running: {len(running)}", len(running)),
+            _Section("lately", min(len(lately), _LATELY)),
+            _Section(self._best_title(), len(best)),
+            _Section("waiting", len(waiting)),
+        ]
+        # A table has a line of titles, which counts as a row; the last line stays empty.
+        shares = _shares(sections, height - len(header) - 1, tables={0, 2})
+        yield from header
+        for number, share in enumerate(shares):
+            if not share:
+                continue
+            yield Text("")
+            yield Text(sections[number].title, style="bold", no_wrap=True, overflow="ellipsis")
+            if number == 0:
+                shown = running[: share - 1]
+                curves = [self._curve(cell, plain=options.ascii_only) for cell in shown]
+                yield cells_table(shown, self._run, width, curves=curves)
+            elif number == 2:
+                rows = best[: share - 1]
+                yield results_table(self._results(rows), rows, width)
+            else:
+                for line in (lately if number == 1 else waiting)[:share]:
+                    yield Text(line, no_wrap=True, overflow="ellipsis")
+
+    def _header(self, status: Status, width: int, *, plain: bool) -> list[Text]:
+        from rich.text import Text
+
+        facts = [self._run.name, self._run.run_id, str(self._run.plan.get("scheduler") or "")]
+        facts.append(f"watched for {text.duration(time.monotonic() - self._begun)}")
+        counts = [text.counts(status.counts(), status.total)]
+        if (left := status.eta_seconds) is not None:
+            counts.append(f"about {text.duration(left)} left")
+        worked = sum(cell.worked_seconds for cell in status.cells.values())
+        if self._gpus and worked:
+            counts.append(f"{worked * self._gpus / 3600:.1f} GPU hours")
+        lines = [Text(text.printable("  ".join(facts)), style="bold")]
+        lines.append(_bar(status.counts(), status.total, width, plain=plain))
+        lines.append(Text("; ".join(counts)))
+        if rungs := self._rungs(status):
+            lines.append(Text(rungs))
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return lines
+
+    def _rungs(self, status: Status) -> str:
+        """Of a halving: how many cells have begun each rung."""
+        halving = self._run.plan.get("halving")
+        if not halving:
+            return ""
+        began = [cell.rung or 0 for cell in status.cells.values()]
+        return "rungs: " + ", ".join(
+            f"{rung} to step {steps}: {sum(found >= rung for found in began)} begun"
+            for rung, steps in enumerate(halving["steps"], start=1)
+        )
+
+    def _best_title(self) -> str:
+        objective = self._run.objective
+        if objective is None:
+            return ""
+        side = "lowest" if objective[1] == "min" else "highest"
+        return f"best so far, {side} {text.printable(objective[0])}"
+
+    def _results(self, rows: Sequence[Result]) -> Results:
+        assert self._run.objective
+        params, metrics = column_names(self._run, [self._run.objective[0]])
+        return Results(self._run, list(rows), 0, params, metrics)
+
+    def _lately(self, status: Status) -> list[str]:
+        """Failures, losses and comings back, and what was said, the newest first."""
+        swept = self._run.swept
+        found = list(self.said)
+        for cell in status.cells.values():
+            name = text.cell_name(cell, swept)
+            if cell.state in ("failed", "lost", "stopped"):
+                at = cell.ended or cell.begun or cell.cancelled_time or 0.0
+                found.append((at, f"{name} {cell.state}: {text.one_line(cell.reason)}"))
+            elif cell.state == "running" and cell.reason and cell.begun and not self._infers:
+                found.append((cell.begun, f"{name} runs: {text.one_line(cell.reason)}"))
+            elif cell.attempts > 1 and cell.state == "running" and cell.begun:
+                found.append((cell.begun, f"{name} came back: attempt {cell.attempts}"))
+        found.sort(key=lambda item: -item[0])
+        return [f"{_clock(at)}  {text.one_line(words)}" for at, words in found]
+
+    def _waiting(self, status: Status) -> list[str]:
+        """Why cells wait, in words, for as many as there are."""
+        known = [cell for cell in status.in_state("pending") if cell.reason]
+        groups: dict[str, int] = {}
+        for cell in known:
+            reason = waits_for_rung(cell) or text.one_line(cell.reason)
+            groups[reason] = groups.get(reason, 0) + 1
+        if len(groups) > _SAID:
+            return reasons_of(known)
+        ordered = sorted(groups.items(), key=lambda item: -item[1])
+        return [
+            f"{count} {'cell' if count == 1 else 'cells'}: {reason}" for reason, count in ordered
+        ]
+
+    def _curve(self, cell: CellState, *, plain: bool) -> str:
+        folder = self._run.cell_dir(cell.id)
+        if self._infers:
+            courses = [
+                self._course(path / "metrics.jsonl", "tokens_per_second", "reported_at")
+                for path in workers(folder)
+            ]
+            return sparkline(summed([course.look() for course in courses]), _CURVE, plain=plain)
+        metrics = shown_metrics([cell], self._run)
+        if not metrics:
+            return ""
+        # A loss is reported more often than what an evaluation finds.
+        metric = "loss" if "loss" in metrics else metrics[0]
+        points = self._course(folder / "metrics.jsonl", metric, "step").look()
+        return sparkline([value for _, value in points], _CURVE, plain=plain)
+
+    def _course(self, path: Path, metric: str, along: str) -> Course:
+        key = f"{path} {metric}"
+        if key not in self._courses:
+            self._courses[key] = Course(path, metric, along)
+        return self._courses[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One drawing; it measures the terminal when it is drawn."""
+
+    picture: Picture
+    status: Status
+
+    def __rich_console__(
+        self, output: Console, options: ConsoleOptions
+    ) -> Iterable[RenderableType]:
+        return self.picture.draw(self.status, output, options)
+
+
+def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
+    """A curve of one line: means of equal stretches, from the lowest to the highest.
+
+    Args:
+        values: in their order; what is not finite is left out.
+        width: the most characters.
+        plain: characters of ASCII alone.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    width = min(width, len(finite))
+    cuts = [len(finite) * place // width for place in range(width + 1)]
+    means = [sum(finite[first:last]) / (last - first) for first, last in pairwise(cuts)]
+    low, high = min(means), max(means)
+    levels = _LEVELS[plain]
+    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    return "".join(levels[min(7, round((mean - low) * scale))] for mean in means)
+
+
+def _bar(counts: dict[str, int], total: int, width: int, *, plain: bool) -> Text:
+    """Cells by state, each state as wide as its share; none that there is gets lost."""
+    from rich.text import Text
+
+    present = [state for state in _BAR if counts.get(state)]
+    room = max(width, len(present))
+    widths = {state: max(1, counts[state] * room // max(1, total)) for state in present}
+    while present and (over := sum(widths.values()) - room):
+        widest = max(present, key=lambda state: widths[state])
+        widths[widest] -= over if over < 0 else 1
+    bar = Text()
+    for state in present:
+        sign = _BAR[state][-1 if plain else 0]
+        bar.append(sign * widths[state], style=coloured(state))
+    return bar
+
+
+def _shares(sections: Sequence[_Section], room: int, tables: set[int]) -> list[int]:
+    """How many lines each section gets below its title: in turn one each, until none is left."""
+    shares = [0] * len(sections)
+    wants = [
+        section.wanted + (number in tables) if section.wanted else 0
+        for number, section in enumerate(sections)
+    ]
+    grown = True
+    while grown:
+        grown = False
+        for number, section in enumerate(sections):
+            if shares[number] >= wants[number]:
+                continue
+            first = 2 if number in tables else 1
+            cost, lines = (section.frame + first, first) if not shares[number] else (1, 1)
+            if cost <= room:
+                shares[number] += lines
+                room -= cost
+                grown = True
+    return shares
+
+
+def _clock(at: float) -> str:
+    """A time of today, or the day of an earlier one."""
+    moment = time.localtime(at)
+    today = moment[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", moment)
