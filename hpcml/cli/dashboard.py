@@ -178,7 +178,7 @@ class Picture:
 
     def _results(self, rows: Sequence[Result]) -> Results:
         assert self._run.objective
-        params, metrics = column_names(self._run, [self._run.objective[0]])
+        params, metrics = column_names(self._run.swept, [self._run.objective[0]])
         return Results(self._run, list(rows), 0, params, metrics)
 
     def _lately(self, status: Status) -> list[str]:
@@ -219,7 +219,7 @@ class Picture:
                 for path in workers(folder)
             ]
             return sparkline(summed([course.look() for course in courses]), _CURVE, plain=plain)
-        metrics = shown_metrics([cell], self._run)
+        metrics = shown_metrics([cell], self._run.objective)
         if not metrics:
             return ""
         # A loss is reported more often than what an evaluation finds.

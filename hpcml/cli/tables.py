@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpcml.cli import text
+from hpcml.runs.comparison import Comparison
 from hpcml.runs.folder import RunFolder
 from hpcml.runs.results import Result, Results, column_names
 from hpcml.runs.status import CellState
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _GAP = 2
 _SHORT_VALUE = 12
 _SHORT_NAME = 16
+_NAME = 24
 _NAMED = 8
 _REASONS = 10
 _COLOURS = {
@@ -80,7 +82,7 @@ def cells_table(
         width: columns of the terminal.
         curves: a small curve for each cell.
     """
-    params, metrics = column_names(run, shown_metrics(cells, run))
+    params, metrics = column_names(run.swept, shown_metrics(cells, run.objective))
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     rungs = [str(cell.rung or "") for cell in cells]
     speeds = [text.speed(cell.tokens_per_second) for cell in cells]
@@ -99,14 +101,24 @@ def cells_table(
     return _fit(columns, [cell.state for cell in cells], width)
 
 
-def results_table(results: Results, rows: Sequence[Result], width: int) -> Table:
-    """Ranked cells with their parameters and metrics."""
+def results_table(
+    results: Results | Comparison, rows: Sequence[Result], width: int, *, runs: Sequence[str] = ()
+) -> Table:
+    """Ranked cells with their parameters and metrics.
+
+    Args:
+        results: what has the names of the columns.
+        rows: the cells.
+        width: columns of the terminal.
+        runs: the name of the run of each cell, where they are of several.
+    """
     cells = [row.cell for row in rows]
-    first = shown_metrics(cells, results.run)
+    first = shown_metrics(cells, results.objective)
     shown = {name: results.metrics.get(name, name) for name in [*first, *results.metrics]}
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     columns = [
         _Column("rank", [str(row.rank or "") for row in rows], 100, right=True),
+        _Column("run", [text.printable(name) for name in runs], 98, _NAME),
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
         *_param_columns(cells, results.params),
         *_metric_columns(cells, shown, (90, 45, 44, 43, 42, 41)),
@@ -153,10 +165,10 @@ def _param_columns(cells: Sequence[CellState], titles: Mapping[str, str]) -> lis
     return columns
 
 
-def shown_metrics(cells: Sequence[CellState], run: RunFolder) -> list[str]:
+def shown_metrics(cells: Sequence[CellState], objective: tuple[str, str] | None) -> list[str]:
     """The two metrics to show while cells run: the objective, the loss, or else the first."""
     found = {name for cell in cells for name in cell.metrics}
-    wanted = [run.objective[0]] if run.objective else []
+    wanted = [objective[0]] if objective else []
     preferred = [name for name in dict.fromkeys([*wanted, "loss"]) if name in found]
     return (preferred + sorted(found.difference(preferred)))[:2]
 

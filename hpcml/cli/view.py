@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpcml.cli import text
 from hpcml.cli.tables import coloured, console, reasons_of, results_table, shown_metrics
+from hpcml.runs.comparison import Comparison
 from hpcml.runs.find import reference
 from hpcml.runs.folder import RunFolder
-from hpcml.runs.results import Results
+from hpcml.runs.results import Result, Results
 from hpcml.runs.status import STATES, CellState, Status, waits_for_rung
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class LineView:
             parts.append(f"step {text.steps(cell)}")
         parts += [
             f"{text.printable(name)} {text.number(cell.metrics[name])}"
-            for name in shown_metrics([cell], self._run)
+            for name in shown_metrics([cell], self._run.objective)
         ]
         if cell.eta_seconds is not None:
             parts.append(f"{text.duration(cell.eta_seconds)} left")
@@ -164,7 +165,7 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
 
         print_answers(output, results)
     if results.best:
-        _print_best(output, results, status)
+        _print_best(output, results, results.best, bool(_unfinished(status)))
     output.print()
     output.print("Everything is in", style="bold")
     output.print(f"  {run.path}", soft_wrap=True)
@@ -176,6 +177,34 @@ def print_summary(results: Results, status: Status, *, every: bool = False) -> N
         output.print(f"  {purpose}" + (":" if command else ""))
         if command:
             output.print(f"    {command}", style="cyan", soft_wrap=True)
+
+
+def print_comparison(
+    comparison: Comparison, states: Sequence[Status], *, every: bool = False
+) -> None:
+    """Print how several runs ended: one ranking, the best cell of all, where everything lies.
+
+    Args:
+        comparison: the ranked cells.
+        states: the states of each run.
+        every: print all cells and not only the first ones.
+    """
+    output = console()
+    for (name, found), status in zip(comparison.runs.items(), states, strict=True):
+        output.print(f"{text.printable(name)}, {found.run.path}", style="bold", soft_wrap=True)
+        print_counts(output, status)
+    rows = comparison.rows if every else comparison.rows[:SHOWN_RESULTS]
+    if rows:
+        output.print()
+        shown = [row for _, row in rows]
+        names = [name for name, _ in rows]
+        output.print(results_table(comparison, shown, output.width, runs=names))
+    if len(rows) < len(comparison.rows):
+        output.print(f"and {len(comparison.rows) - len(rows)} more: --all", style="dim")
+    if comparison.best:
+        name, best = comparison.best
+        unfinished = any(map(_unfinished, states))
+        _print_best(output, comparison, best, unfinished, of=f" of {text.printable(name)}")
 
 
 def print_reasons(output: Console, cells: Sequence[CellState]) -> None:
@@ -197,21 +226,25 @@ def print_counts(output: Console, status: Status) -> None:
     output.print(line)
 
 
-def _print_best(output: Console, results: Results, status: Status) -> None:
-    best = results.best
-    objective = results.run.objective
-    assert best
-    assert objective
-    metric, mode = objective
+def _print_best(
+    output: Console,
+    results: Results | Comparison,
+    best: Result,
+    unfinished: bool,
+    *,
+    of: str = "",
+) -> None:
+    assert results.objective
+    metric, mode = results.objective
     found = text.number(best.cell.metrics[metric])
     side = "lowest" if mode == "min" else "highest"
     facts = {
-        **{name: text.value(best.cell.params.get(name)) for name in results.run.swept},
+        **{name: text.value(best.cell.params.get(name)) for name in results.params},
         **({"checkpoint": str(best.checkpoint)} if best.checkpoint else {}),
     }
-    title = "Best so far" if _unfinished(status) else "Best"
+    title = "Best so far" if unfinished else "Best"
     output.print()
-    output.print(f"{title}: cell {best.cell.index}, {side} {metric}: {found}", style="bold")
+    output.print(f"{title}: cell {best.cell.index}{of}, {side} {metric}: {found}", style="bold")
     pad = max(map(len, facts), default=0)
     for name, fact in facts.items():
         output.print(f"  {name:{pad}}  {fact}", soft_wrap=True)

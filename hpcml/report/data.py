@@ -15,7 +15,7 @@ from hpcml.report.timeline import Attempt, attempts, submitted
 from hpcml.runs.answers import Sample, answers, samples
 from hpcml.runs.folder import RunFolder, workers
 from hpcml.runs.logs import cell_logs, tail
-from hpcml.runs.results import rank_cells
+from hpcml.runs.results import column_names, rank_cells
 from hpcml.runs.status import STATES, CellState, Status, with_pending
 from hpcml.runs.tables import json_value
 
@@ -79,6 +79,8 @@ class Report:
     Attributes:
         made: when it was gathered, in seconds since the epoch.
         objective: the metric that ranks the cells, and ``min`` or ``max``.
+        titles: what columns are called, by swept parameter (``params``) and by metric
+            (``metrics``): a metric that has the name of a parameter gets another one.
         counts: cells by state.
         cells: by index, also those that left nothing yet.
         curves: by metric, then by the cell's index.
@@ -97,6 +99,7 @@ class Report:
     halving: dict[str, Any] | None
     search: dict[str, Any] | None
     swept: list[str]
+    titles: dict[str, dict[str, str]]
     states: list[str]
     counts: dict[str, int]
     cells: list[Cell]
@@ -122,6 +125,8 @@ def gather(run: RunFolder, status: Status) -> Report:
     ranks = {cell.index: rank for rank, cell in ranked}
     curves, curved = _curves(run, [cell for _, cell in ranked if cell.index in status.cells])
     made = submitted(run)
+    found = sorted({name for cell in states for name in cell.metrics})
+    params, metrics = column_names(run.swept, found, "time")
     known = list(status.cells.values())
     broken = [cell for cell in known if cell.state in ("failed", "lost")]
     return Report(
@@ -136,6 +141,7 @@ def gather(run: RunFolder, status: Status) -> Report:
         halving=run.plan.get("halving"),
         search=run.plan.get("search"),
         swept=run.swept,
+        titles={"params": params, "metrics": metrics},
         states=list(STATES),
         counts=status.counts(),
         cells=[_cell(cell, ranks[cell.index]) for cell in states],

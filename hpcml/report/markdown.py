@@ -51,7 +51,8 @@ def _best(report: Report) -> list[str]:
         for rank, cell in ranked
     ]
     what = "smallest" if mode == "min" else "largest"
-    head = ("rank", "cell", "state", *report.swept, metric, "step", "attempts")
+    params, metrics = report.titles["params"].values(), report.titles["metrics"]
+    head = ("rank", "cell", "state", *params, metrics[metric], "step", "attempts")
     return [f"## Best cells by the {what} {_text(metric)}", _table(head, rows)]
 
 

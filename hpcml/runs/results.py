@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,36 @@ class Result:
     cell: CellState
     checkpoint: Path | None
 
+    def record(self, params: dict[str, str], metrics: dict[str, str]) -> dict[str, Any]:
+        """The row of a table whose columns are named so, by parameter and by metric."""
+        return {
+            "rank": self.rank,
+            "cell": self.cell.id,
+            "index": self.cell.index,
+            "state": self.cell.state,
+            **{column: self.cell.params.get(name) for name, column in params.items()},
+            **{column: self.cell.metrics.get(name) for name, column in metrics.items()},
+            "attempts": self.cell.attempts,
+            "step": self.cell.step,
+            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "reason": self.cell.reason,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All parameters and metrics, for a reader that is a program."""
+        return {
+            "rank": self.rank,
+            "id": self.cell.id,
+            "index": self.cell.index,
+            "state": self.cell.state,
+            "params": self.cell.params,
+            "metrics": self.cell.metrics,
+            "attempts": self.cell.attempts,
+            "step": self.cell.step,
+            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "reason": self.cell.reason,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Results:
@@ -46,6 +77,11 @@ class Results:
     metrics: dict[str, str]
 
     @property
+    def objective(self) -> tuple[str, str] | None:
+        """The metric that ranks, and ``min`` or ``max``."""
+        return self.run.objective
+
+    @property
     def best(self) -> Result | None:
         """The best cell, if any has a rank."""
         return self.rows[0] if self.rows and self.rows[0].rank == 1 else None
@@ -62,21 +98,15 @@ class Results:
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as dictionaries with :attr:`columns` as keys; absent values are ``None``."""
-        return [
-            {
-                "rank": row.rank,
-                "cell": row.cell.id,
-                "index": row.cell.index,
-                "state": row.cell.state,
-                **{column: row.cell.params.get(name) for name, column in self.params.items()},
-                **{column: row.cell.metrics.get(name) for name, column in self.metrics.items()},
-                "attempts": row.cell.attempts,
-                "step": row.cell.step,
-                "checkpoint": str(row.checkpoint) if row.checkpoint else None,
-                "reason": row.cell.reason,
-            }
-            for row in self.rows
-        ]
+        return [row.record(self.params, self.metrics) for row in self.rows]
+
+    def document(self) -> dict[str, Any]:
+        """The run's path, and one object per row."""
+        return {
+            "run": str(self.run.path),
+            "pending": self.pending,
+            "cells": [row.document() for row in self.rows],
+        }
 
 
 def results(run: RunFolder, status: Status | None = None) -> Results:
@@ -94,7 +124,7 @@ def results(run: RunFolder, status: Status | None = None) -> Results:
     ]
     found = {name for row in rows for name in row.cell.metrics}
     metrics = sorted(found, key=lambda name: (not _is_objective(name, run), name))
-    params, columns = column_names(run, metrics)
+    params, columns = column_names(run.swept, metrics)
     return Results(
         run=run,
         rows=rows,
@@ -104,10 +134,18 @@ def results(run: RunFolder, status: Status | None = None) -> Results:
     )
 
 
-def column_names(run: RunFolder, metrics: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns of the swept parameters and of some metrics, all of different names."""
-    taken = set(_FIXED_COLUMNS)
-    return _column_names(run.swept, "param", taken), _column_names(metrics, "metric", taken)
+def column_names(
+    params: Iterable[str], metrics: Iterable[str], *others: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns of some parameters and of some metrics, all of different names.
+
+    Args:
+        params: names of parameters.
+        metrics: names of metrics; trainings report a ``learning_rate``, for example.
+        others: names of columns that the table has besides those that every table has.
+    """
+    taken = {*_FIXED_COLUMNS, *others}
+    return _column_names(params, "param", taken), _column_names(metrics, "metric", taken)
 
 
 def rank_cells(
@@ -163,11 +201,13 @@ def _is_objective(name: str, run: RunFolder) -> bool:
     return run.objective is not None and run.objective[0] == name
 
 
-def _column_names(names: list[str], kind: str, taken: set[str]) -> dict[str, str]:
-    """A column for each name; one whose name is taken gets its kind in front."""
+def _column_names(names: Iterable[str], kind: str, taken: set[str]) -> dict[str, str]:
+    """A column for each name; one whose name is taken gets its kind in front, until it is not."""
     columns = {}
     for name in names:
-        column = name if name not in taken else f"{kind}.{name}"
+        column = name
+        while column in taken:
+            column = f"{kind}.{column}"
         taken.add(column)
         columns[name] = column
     return columns

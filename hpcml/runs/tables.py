@@ -9,12 +9,25 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hpcml.files import plain_errors
-from hpcml.runs.results import Results
 
 _INT64 = range(-(2**63), 2**63)
+
+
+class Table(Protocol):
+    """The results of a run, or of several."""
+
+    @property
+    def columns(self) -> list[str]:
+        """All column names in order."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows with the columns as keys; absent values are ``None``."""
+
+    def document(self) -> dict[str, Any]:
+        """The same, and what has no column, for JSON."""
 
 
 def json_value(value: Any) -> Any:
@@ -28,51 +41,35 @@ def json_value(value: Any) -> Any:
     return value
 
 
-def to_json(results: Results) -> str:
-    """A JSON object with the run's path and one object per row."""
-    rows = [
-        {
-            "rank": row.rank,
-            "id": row.cell.id,
-            "index": row.cell.index,
-            "state": row.cell.state,
-            "params": row.cell.params,
-            "metrics": row.cell.metrics,
-            "attempts": row.cell.attempts,
-            "step": row.cell.step,
-            "checkpoint": str(row.checkpoint) if row.checkpoint else None,
-            "reason": row.cell.reason,
-        }
-        for row in results.rows
-    ]
-    document = {"run": str(results.run.path), "pending": results.pending, "cells": rows}
-    return json.dumps(json_value(document), indent=1)
+def to_json(table: Table) -> str:
+    """The whole as a JSON object."""
+    return json.dumps(json_value(table.document()), indent=1)
 
 
-def to_csv(results: Results) -> str:
+def to_csv(table: Table) -> str:
     """A table with a header line. Absent values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(results.columns)
-    for record in results.records():
-        writer.writerow([_csv_field(record[column]) for column in results.columns])
+    writer.writerow(table.columns)
+    for record in table.records():
+        writer.writerow([_csv_field(record[column]) for column in table.columns])
     return text.getvalue()
 
 
-def write_parquet(results: Results, path: Path) -> None:
+def write_parquet(table: Table, path: Path) -> None:
     """Write the table so that the file at ``path`` is the old or the new one, never a part."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    records = results.records()
+    records = table.records()
     columns = {
-        column: _arrow_column([record[column] for record in records]) for column in results.columns
+        column: _arrow_column([record[column] for record in records]) for column in table.columns
     }
-    table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
+    content = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with plain_errors(f"write {path}"):
         try:
-            pq.write_table(table, aside)
+            pq.write_table(content, aside)
             aside.replace(path)
         finally:
             with suppress(OSError):

@@ -106,6 +106,18 @@ def sweep(root: Path, count: int) -> FakeRun:
     return run
 
 
+def test_a_metric_called_like_a_parameter_is_told_apart(tmp_path: Path, opened: Any) -> None:
+    run = FakeRun(tmp_path, make_cells(3), objective={"metric": "loss", "mode": "min"})
+    for index in range(3):
+        run.done(index, loss=1.0, learning_rate=float(index))
+    browser = opened(run)
+    titles = [node.text for node in browser.all("#cells thead th")]
+    assert titles.count("learning_rate") == titles.count("metric.learning_rate") == 1
+    for words, shown in (("learning_rate<0.0015", 1), ("metric.learning_rate>=1", 2)):
+        browser.type("input[name=words]", words)
+        assert len(browser.all("#cells tbody tr")) == shown
+
+
 def test_a_sweep(tmp_path: Path, opened: Any) -> None:
     browser = opened(sweep(tmp_path, 20))
     assert [node.text for node in browser.all("h2")] == [

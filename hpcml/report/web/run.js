@@ -23,7 +23,9 @@ function describe(cell) {
   return lines.join("\n");
 }
 
-const valueOf = (cell, name) => (name in cell.params ? cell.params[name] : name in cell.metrics ? cell.metrics[name] : cell[name]);
+// By the title of a column: a metric may have the name of a parameter.
+const titled = new Map(["params", "metrics"].flatMap((kind) => Object.entries(run.titles[kind]).map(([name, column]) => [column, (cell) => cell[kind][name]])));
+const valueOf = (cell, name) => (titled.has(name) ? titled.get(name)(cell) : name in cell.params ? cell.params[name] : name in cell.metrics ? cell.metrics[name] : cell[name]);
 
 const COMPARE = { "=": (a, b) => text(a) === b || (typeof a === "number" && a === Number(b)), "<": (a, b) => a < Number(b), ">": (a, b) => a > Number(b), "<=": (a, b) => a <= Number(b), ">=": (a, b) => a >= Number(b) };
 

@@ -3,8 +3,8 @@
 function tableSection() {
   const columns = [
     ["rank", (cell) => cell.rank], ["cell", (cell) => cell.index], ["state", (cell) => cell.state],
-    ...run.swept.map((name) => [name, (cell) => cell.params[name]]),
-    ...metrics.slice(0, 12).map((name) => [name, (cell) => cell.metrics[name]]),
+    ...run.swept.map((name) => [run.titles.params[name], (cell) => cell.params[name]]),
+    ...metrics.slice(0, 12).map((name) => [run.titles.metrics[name], (cell) => cell.metrics[name]]),
     ["attempts", (cell) => cell.attempts], ["step", (cell) => cell.step],
     ["time", (cell) => (cell.started ? (cell.ended ?? run.made) - cell.started : null)], ["reason", (cell) => cell.reason],
   ];

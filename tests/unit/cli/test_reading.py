@@ -102,6 +102,28 @@ class TestResults:
         with pytest.raises(UserError, match="exclude each other"):
             invoke("results", "--json", "--csv")
 
+    def test_several_runs_are_compared(
+        self, root: Path, fake: FakeRun, invoke: Invoke, tmp_path: Path
+    ) -> None:
+        objective = {"metric": "loss", "mode": "min"}
+        other = FakeRun(root, make_cells(30), name="other", objective=objective)
+        for index in range(30):
+            other.done(index, loss=index + 0.5)
+        out = invoke("results", "toy", "other").output
+        assert re.search(r"^ +1 +other +0 +0\.001 +0 +0\.5000 +done *$", out, re.MULTILINE)
+        assert re.search(r"^ +2 +toy +1 +0\.002 +1 +1\.000 +done *$", out, re.MULTILINE)
+        assert "Best so far: cell 0 of other, lowest loss: 0.5000" in out
+        assert f"toy, {fake.folder.path}\n5 cells: 1 pending" in out
+        assert f"other, {other.folder.path}\n30 cells: 30 done" in out
+        assert "and 14 more" in out
+        assert "more" not in invoke("results", "toy", "other", "--all").output
+        assert len(json.loads(invoke("results", "toy", "other", "--json").output)["cells"]) == 34
+        assert invoke("results", "toy", "other", "--csv").output.startswith("rank,run,cell")
+        invoke("results", "toy", "other", "--parquet", tmp_path / "t.parquet")
+        assert pq.read_table(tmp_path / "t.parquet").num_rows == 34
+        # Two names of one run are one, and that has no column for its run.
+        assert invoke("results", "toy", "toy/abc123", "--csv").output.startswith("rank,cell")
+
 
 class TestLogs:
     @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 
 from hpcml.errors import UserError
 from hpcml.report.data import Report, gather
+from hpcml.report.markdown import markdown
 from hpcml.report.page import page
 from hpcml.runs.status import collect
 from tests.unit.cli.conftest import Invoke
@@ -190,3 +191,14 @@ def test_curves_of_very_many_cells_are_of_the_best(root: Path, monkeypatch: Any)
     found = report(run)
     assert found.curved == 5
     assert set(found.curves["loss"]) == {4, 5, 6, 7, 8}
+
+
+def test_a_metric_called_like_a_parameter_has_another_title(root: Path) -> None:
+    run = FakeRun(root, make_cells(2), objective={"metric": "learning_rate", "mode": "min"})
+    run.done(0, learning_rate=0.5, time=1.0)
+    found = report(run)
+    assert found.titles == {
+        "params": {"learning_rate": "learning_rate", "seed": "seed"},
+        "metrics": {"learning_rate": "metric.learning_rate", "time": "metric.time"},
+    }
+    assert "| learning\\_rate | seed | metric.learning\\_rate |" in markdown(found)

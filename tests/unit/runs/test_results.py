@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpcml.errors import UserError
 from hpcml.runs import tables
-from hpcml.runs.results import checkpoint_of, rank_cells, results
+from hpcml.runs.results import checkpoint_of, column_names, rank_cells, results
 from hpcml.runs.status import STATES, CellState
 from tests.unit.runs.fakes import FakeRun, make_cells
 
@@ -100,6 +100,17 @@ def test_a_name_that_is_taken_says_what_it_is(tmp_path: Path) -> None:
     }
     assert found.metrics == {"loss": "metric.loss", "rank": "metric.rank"}
     assert len(set(found.columns)) == len(found.columns)
+
+
+names = st.sampled_from(["a", "state", "metric.a", "param.state", "metric.metric.a", "rank"])
+
+
+@given(st.lists(names, unique=True), st.lists(names, unique=True))
+def test_every_column_has_a_name_of_its_own(params: list[str], metrics: list[str]) -> None:
+    given_params, given_metrics = column_names(params, metrics, "time")
+    assert (list(given_params), list(given_metrics)) == (params, metrics)
+    columns = ["rank", "state", "time", *given_params.values(), *given_metrics.values()]
+    assert len(set(columns)) == len(columns)
 
 
 def test_a_pointer_to_nowhere_is_no_checkpoint(tmp_path: Path) -> None:
