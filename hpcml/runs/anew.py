@@ -10,6 +10,7 @@ from hpcml.errors import UserError
 from hpcml.files import plain_errors
 from hpcml.runs.disk import append_line
 from hpcml.runs.folder import RunFolder, now
+from hpcml.worker import tensorboard
 from hpcml.worker.flush import flush_folder
 
 _RESULT = "result.json"
@@ -17,7 +18,7 @@ _STATE = ("checkpoints", "metrics.jsonl")
 
 
 def begin_anew(run: RunFolder, cell_id: str) -> None:
-    """Move a cell's result, checkpoints and metrics to ``set-aside-<n>`` in its folder.
+    """Move a cell's result, checkpoints, metrics and curves to ``set-aside-<n>`` in its folder.
 
     After a kill in between, the cell goes on from the checkpoints that it still has.
 
@@ -46,6 +47,10 @@ def begin_anew(run: RunFolder, cell_id: str) -> None:
             {"time": now(), "event": "anew", "aside": aside.name},
             durable=True,
         )
+        # Before the metrics, of which they say how many lines they have.
+        for curves in tensorboard.folders_of(str(run.path), run.ids[cell_id]):
+            (aside / "tensorboard").mkdir(exist_ok=True)
+            os.rename(curves, aside / "tensorboard" / os.path.basename(curves))
         for name in _STATE:
             with suppress(FileNotFoundError):
                 os.rename(folder / name, aside / name)

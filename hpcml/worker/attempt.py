@@ -9,13 +9,16 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 from hpcml.worker import events, halving, memory, processes, reports, rounds, stages
 from hpcml.worker.codes import AGAIN
 from hpcml.worker.ranks import STOPPING_GRACE_SECONDS, Context, Ranks, free_port
+from hpcml.worker.tensorboard import EventFile, folder_of
 
 
 class Busy(Exception):
@@ -57,6 +60,7 @@ class Attempt:
         self._lock: Optional[int] = None
         self._elsewhere: Optional[tuple[str, str]] = None
         self._own_end: Optional[float] = None
+        self._curves: Optional[EventFile] = None
 
     # -- claiming -------------------------------------------------------------------------------
 
@@ -133,6 +137,10 @@ class Attempt:
             code=context.code,
             **({} if context.rung is None else {"rung": context.rung}),
         )
+        if context.worker is None:
+            folder = folder_of(context.run_dir, self.cell, context.plan["swept"])
+            with self._harmless():
+                self._curves = EventFile(folder, self.ranks.metrics_path, number)
         if missing is None:
             self.ranks.start(number, port, self._lock)
         else:
@@ -185,6 +193,12 @@ class Attempt:
                 code = -signal.SIGKILL
         return self._outcome(code)
 
+    def draw(self) -> None:
+        """Give TensorBoard what the payload has reported since."""
+        with self._harmless():
+            if self._curves is not None:
+                self._curves.follow()
+
     def finish(self, outcome: Outcome, again: bool) -> None:
         """Record the end, and the result where the cell is done.
 
@@ -194,6 +208,9 @@ class Attempt:
         """
         self.ranks.close()
         self._clear()
+        with self._harmless():
+            if self._curves is not None:
+                self._curves.close()
         if outcome.cause in ("done", "rung") and self.context.worker is None:
             os.makedirs(os.path.dirname(self.result_path), exist_ok=True)
             events.write_json(self.result_path, self._result(outcome))
@@ -232,6 +249,15 @@ class Attempt:
             elif report["code"] and self.ranks.fail(report["code"]):
                 self._elsewhere = report["cause"], report["reason"]
         return missing
+
+    @contextlib.contextmanager
+    def _harmless(self) -> "Iterator[None]":
+        """That there is no place for curves is no reason to end a training."""
+        try:
+            yield
+        except OSError as error:
+            self._curves = None
+            print(f"hpcml: no more files for TensorBoard: {error}", file=sys.stderr)
 
     def _remove_stop_file(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -15,6 +15,9 @@ from hpcml.worker.ranks import Context, Ranks
 # How often things that send no signal are looked at: the stop file, the parent, an old attempt.
 TICK_SECONDS = 0.5
 
+# How often the files for TensorBoard grow.
+_CURVES_SECONDS = 5.0
+
 # How long an earlier attempt may take to leave a cell before this task gives up on it.
 _BUSY_SECONDS = 300.0
 
@@ -48,6 +51,7 @@ class LeadingCell:
         self._stopping = False
         self._busy_since: Optional[float] = None
         self._next_look = 0.0
+        self._next_curves = 0.0
 
     def step(self) -> None:
         """Look after the cell: called when something happened, and at least every tick."""
@@ -62,6 +66,9 @@ class LeadingCell:
             if os.path.exists(self._attempt.ranks.stop_file):
                 self.stop("stop file", signal.SIGUSR1)
             self._attempt.ranks.kill_after(self._context.plan["signal"]["lead"])
+            if time.monotonic() >= self._next_curves:
+                self._next_curves = time.monotonic() + _CURVES_SECONDS
+                self._attempt.draw()
 
     def stop(self, reason: str, signum: int) -> None:
         """Ask the payload to save and leave."""

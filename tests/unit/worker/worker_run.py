@@ -22,6 +22,7 @@ class Run:
         plan = {
             "digest": "d",
             "kind": "command",
+            "swept": ["x"],
             "directory": ".",
             "resources": {**resources, **settings.pop("resources", {})},  # type: ignore[dict-item]
             "retry": settings.pop("retry", {"application": 0, "oom": 0, "killed": 0}),
