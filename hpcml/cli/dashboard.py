@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -46,11 +47,25 @@ class Dashboard:
         self._live = live
         self._picture = Picture(run)
         self._status: Status | None = None
+        self._drawing = self._stale = False
 
     def refresh(self, status: Status) -> None:
         """Draw these states."""
         self._status = status
-        self._live.update(_Frame(self._picture, status), refresh=True)
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what is known, in the terminal's size; a signal may ask for it at any moment."""
+        self._stale = True
+        if self._drawing:
+            return
+        self._drawing = True
+        try:
+            while self._stale and self._status is not None:
+                self._stale = False
+                self._live.update(_Frame(self._picture, self._status), refresh=True)
+        finally:
+            self._drawing = False
 
     @property
     def said(self) -> list[str]:
@@ -60,8 +75,7 @@ class Dashboard:
     def say(self, line: str) -> None:
         """Show a line among what happened lately."""
         self._picture.say(line)
-        if self._status is not None:
-            self.refresh(self._status)
+        self.draw()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +124,12 @@ class Picture:
             for rank, cell in rank_cells(list(status.cells.values()), self._run.objective)
             if rank is not None
         ]
-        lately = self._lately(status)
+        lately = self._lately(status, width)
         waiting = self._waiting(status)
         header = self._header(status, width, plain=options.ascii_only)
         sections = [
             _Section(f"running: {len(running)}", len(running)),
-            _Section("lately", min(len(lately), _LATELY)),
+            _Section("lately", len(lately)),
             _Section(self._best_title(), len(best)),
             _Section("waiting", len(waiting)),
         ]
@@ -141,7 +155,7 @@ class Picture:
     def _header(self, status: Status, width: int, *, plain: bool) -> list[Text]:
         from rich.text import Text
 
-        facts = [self._run.name, self._run.run_id, str(self._run.plan.get("scheduler") or "")]
+        facts = [self._run.name, self._run.run_id, self._place()]
         facts.append(f"watched for {text.duration(time.monotonic() - self._begun)}")
         counts = [text.counts(status.counts(), status.total)]
         if (left := status.eta_seconds) is not None:
@@ -151,12 +165,20 @@ class Picture:
             counts.append(f"{worked * self._gpus / 3600:.1f} GPU hours")
         lines = [Text(text.printable("  ".join(facts)), style="bold")]
         lines.append(_bar(status.counts(), status.total, width, plain=plain))
-        lines.append(Text("; ".join(counts)))
+        # The time left is not what a narrow terminal cuts off.
+        together = "; ".join(counts)
+        lines += map(Text, [together] if len(together) <= width else counts)
         if rungs := self._rungs(status):
             lines.append(Text(rungs))
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         return lines
+
+    def _place(self) -> str:
+        """The site, and its scheduler where that has another name."""
+        scheduler = str(self._run.plan.get("scheduler") or "")
+        site = str((self._run.plan.get("site") or {}).get("name") or scheduler)
+        return site if site == scheduler else f"{site} ({scheduler})"
 
     def _rungs(self, status: Status) -> str:
         """Of a halving: how many cells have begun each rung."""
@@ -178,24 +200,35 @@ class Picture:
 
     def _results(self, rows: Sequence[Result]) -> Results:
         assert self._run.objective
-        params, metrics = column_names(self._run.swept, [self._run.objective[0]])
+        shown = shown_metrics([row.cell for row in rows], self._run.objective)
+        params, metrics = column_names(self._run.swept, shown)
         return Results(self._run, list(rows), 0, params, metrics)
 
-    def _lately(self, status: Status) -> list[str]:
+    def _lately(self, status: Status, width: int) -> list[str]:
         """Failures, losses and comings back, and what was said, the newest first."""
-        swept = self._run.swept
-        found = list(self.said)
+        from rich.cells import cell_len
+
+        found: list[tuple[float, CellState | None, str]] = [(at, None, it) for at, it in self.said]
         for cell in status.cells.values():
-            name = text.cell_name(cell, swept)
             if cell.state in ("failed", "lost", "stopped"):
                 at = cell.ended or cell.begun or cell.cancelled_time or 0.0
-                found.append((at, f"{name} {cell.state}: {text.one_line(cell.reason)}"))
-            elif cell.state == "running" and cell.reason and cell.begun and not self._infers:
-                found.append((cell.begun, f"{name} runs: {text.one_line(cell.reason)}"))
-            elif cell.attempts > 1 and cell.state == "running" and cell.begun:
-                found.append((cell.begun, f"{name} came back: attempt {cell.attempts}"))
-        found.sort(key=lambda item: -item[0])
-        return [f"{_clock(at)}  {text.one_line(words)}" for at, words in found]
+                found.append((at, cell, f"{cell.state}: {cell.reason}"))
+            if cell.state == "running" and cell.reason and cell.begun and not self._infers:
+                found.append((cell.begun, cell, f"runs: {cell.reason}"))
+            if cell.before and cell.begun:
+                back = f"came back: attempt {cell.attempts}, after: {cell.before}"
+                found.append((cell.begun, cell, back))
+        lines = []
+        for at, about, words in heapq.nlargest(_LATELY, found, key=lambda item: item[0]):
+            said = text.one_line(words)
+            line = f"{_clock(at)}  {said}"
+            if about is not None:
+                line = f"{_clock(at)}  {text.cell_name(about, self._run.swept)} {said}"
+                if cell_len(line) > width:
+                    # The cause says more than the parameters.
+                    line = f"{_clock(at)}  cell {about.index} {said}"
+            lines.append(line)
+        return lines
 
     def _waiting(self, status: Status) -> list[str]:
         """Why cells wait, in words, for as many as there are."""

@@ -15,20 +15,36 @@ _ALL_SHOWN_UP_TO = 50
 @click.command("status")
 @run_argument
 @click.option("--all", "every", is_flag=True, help="Show every cell of a large run.")
+@click.option("--watch", "watches", is_flag=True, help="The same as `hpcml watch`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
-def command(run: str | None, every: bool, as_json: bool, root: Path | None) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str | None,
+    every: bool,
+    watches: bool,
+    as_json: bool,
+    root: Path | None,
+) -> None:
     """Show the states of a run's cells.
 
     RUN is a run folder, a run id or its beginning, or a recipe's name; without it, the newest run.
     """
     from hpcml.cli.tables import cells_table, console
     from hpcml.cli.view import print_counts, print_reasons
+    from hpcml.cli.watch import command as watch_command
+    from hpcml.errors import UserError
     from hpcml.launch.watch import watch
     from hpcml.runs.find import find_run, reference
     from hpcml.runs.status import STATES, with_pending
     from hpcml.runs.tables import json_value
 
+    if watches:
+        if every or as_json:
+            raise UserError("--watch shows the run as `hpcml watch` does, without --all and --json")
+        context.invoke(watch_command, run=run, root=root)
+        return
     folder = find_run(run, root)
     watcher = watch(folder)
     watcher.ask()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -64,6 +66,9 @@ def console() -> Console:
     """The terminal, or whatever standard output is."""
     from rich.console import Console, ConsoleDimensions
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal knows "…"; better a "?" than no table.
+        sys.stdout.reconfigure(errors="replace")
     output = Console(highlight=False, markup=False, soft_wrap=False)
     if output.is_dumb_terminal:
         # Which rich takes for 80 columns wide, whatever it is said to be.
@@ -113,8 +118,8 @@ def results_table(
         runs: the name of the run of each cell, where they are of several.
     """
     cells = [row.cell for row in rows]
-    first = shown_metrics(cells, results.objective)
-    shown = {name: results.metrics.get(name, name) for name in [*first, *results.metrics]}
+    first = [name for name in shown_metrics(cells, results.objective) if name in results.metrics]
+    shown = {name: results.metrics[name] for name in [*first, *results.metrics]}
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     columns = [
         _Column("rank", [str(row.rank or "") for row in rows], 100, right=True),

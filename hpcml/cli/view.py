@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,11 +50,21 @@ def progress(run: RunFolder) -> Iterator[View]:
     live = Live(console=output, auto_refresh=False, screen=True)
     dashboard = Dashboard(run, live)
     try:
-        with live:
+        with live, _resized(dashboard.draw):
             yield dashboard
     finally:
         for line in dashboard.said:
             output.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _resized(draw: Callable[[], None]) -> Iterator[None]:
+    """Call ``draw`` when the terminal gets another size."""
+    previous = signal.signal(signal.SIGWINCH, lambda signum, frame: draw())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, previous)
 
 
 def look(run: RunFolder, *, releases: bool = False) -> Status | None:

@@ -60,6 +60,7 @@ class CellState:
         eta_seconds: the time left of a running cell, from its speed in this attempt.
         started, ended: seconds since the epoch; the first attempt's start, the last one's end.
         begun: when the last attempt began.
+        before: how the attempt before it ended, in one sentence, unless it was through with a rung.
         worked_seconds: how long all attempts ran together, those of all workers.
     """
 
@@ -82,6 +83,7 @@ class CellState:
     started: float | None = None
     ended: float | None = None
     begun: float | None = None
+    before: str | None = None
     worked_seconds: float = 0.0
     cancelled_time: float | None = None
 
@@ -280,7 +282,8 @@ class _Shared:
             reason=reason,
             started=min(starts, default=None),
             ended=None if running else max(ends, default=None),
-            begun=max((s.begun for s in states if s.begun is not None), default=None),
+            begun=(last := max(states, key=lambda state: state.begun or 0.0)).begun,
+            before=last.before,
             worked_seconds=sum(state.worked_seconds for state in states),
         )
 
@@ -379,6 +382,7 @@ class _Watched:
             started=life.first_started,
             ended=None if state == "running" else life.ended_time,
             begun=life.started_time,
+            before=life.before,
             worked_seconds=life.worked(moment if state == "running" else None),
             cancelled_time=life.cancelled_time,
         )
@@ -465,6 +469,7 @@ class _Life:
     attempts: int = 0
     started: dict[str, Any] | None = None
     ended: dict[str, Any] | None = None
+    before: str | None = None
     signal: str | None = None
     warning: str | None = None
     cancelled: bool = False
@@ -483,6 +488,14 @@ class _Life:
             return self.earlier_seconds
         return self.earlier_seconds + max(0.0, (now or self.last_time) - self.started_time)
 
+    def _end(self) -> str | None:
+        if self.started is None:
+            return None
+        if self.ended is None:
+            return "it ended without a word"
+        cause = self.ended.get("cause")
+        return None if cause == "rung" else str(self.ended.get("reason") or cause)
+
     def add(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
         if kind in ("started", "anew"):
@@ -491,6 +504,7 @@ class _Life:
             self.last_time = parse_time(event.get("time", ""))
         if kind == "started":
             self.attempts = max(self.attempts + 1, _integer(event.get("attempt")) or 0)
+            self.before = self._end()
             self.started, self.ended, self.signal, self.warning = event, None, None, None
             self.cancelled = False
             self.resumed_from = self.checkpoint_step or 0

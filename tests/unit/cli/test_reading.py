@@ -125,6 +125,20 @@ class TestResults:
         assert invoke("results", "toy", "toy/abc123", "--csv").output.startswith("rank,cell")
 
 
+class TestWatch:
+    def test_status_watch_is_the_same(self, fake: FakeRun, invoke: Invoke) -> None:
+        # Nothing of it runs or waits, so it ends at once; each line begins with the time.
+        said = [
+            re.sub(r"^\[.*?\] ", "", invoke(*words).output)
+            for words in (["watch"], ["status", "--watch"])
+        ]
+        assert said[0] == said[1]
+        assert "Best so far: cell 1" in said[0]
+        for other in ("--all", "--json"):
+            with pytest.raises(UserError, match="hpcml watch"):
+                invoke("status", "--watch", other)
+
+
 class TestLogs:
     @pytest.fixture(autouse=True)
     def _written(self, fake: FakeRun) -> None:

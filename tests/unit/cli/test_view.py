@@ -117,7 +117,7 @@ class TestDashboard:
         fake.done(2, loss=1.0)
         fake.failed(4, "exit code 1: [boom]")
         fake.start(3, attempt=1)
-        fake.end(3, "stopped", 10)
+        fake.end(3, "stopped", 10, reason="asked to stop (USR1), saved at step 4")
         fake.start(3, 20, attempt=2)
         fake.metrics(3, *({"step": n, "total_steps": 20, "loss": 9.0 - n} for n in range(9)))
         with fake.alive(3):
@@ -130,7 +130,63 @@ class TestDashboard:
         ranked = frame[frame.index("best so far, lowest loss") + 2 :]
         assert [line.split()[:2] for line in ranked[:2]] == [["1", "2"], ["2", "3"]]
         assert "cell 4 (learning_rate=0.005, seed=1) failed: exit code 1: [boom]" in text
-        assert "cell 3 (learning_rate=0.004, seed=0) came back: attempt 2" in text
+        # Where all has no room, the parameters give way.
+        back = "cell 3 came back: attempt 2, after: asked to stop (USR1), saved at step 4"
+        assert back in text
+
+    def test_coming_back_is_told_with_its_cause_and_stays(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(4))
+        for index, cause in enumerate(["application", "rung", "lost"]):
+            fake.start(index)
+            if cause != "lost":
+                fake.end(index, cause, reason="exit code 1: boom")
+            fake.start(index, 20, attempt=2, rung=2)
+            fake.end(index, "done", 30, attempt=2)
+        text = "\n".join(self.frame(fake, 120, 30))
+        assert (
+            "cell 0 (learning_rate=0.001, seed=0) came back: attempt 2, after: exit code 1" in text
+        )
+        assert "cell 1" not in text
+        assert "cell 2 (learning_rate=0.003, seed=2) came back: attempt 2, after: it ended" in text
+
+    def test_no_two_columns_have_one_name(self, root: Path) -> None:
+        objective = {"metric": "loss", "mode": "min"}
+        fake = FakeRun(root, make_cells(2), objective=objective)
+        fake.done(0, loss=1.0, learning_rate=0.5)
+        fake.start(1)
+        fake.metrics(1, {"step": 1, "loss": 2.0, "learning_rate": 0.5})
+        with fake.alive(1):
+            frame = self.frame(fake, 120, 30)
+        for first in ("cell", "rank"):
+            (titles,) = (line.split() for line in frame if line.startswith(f"{first} "))
+            assert "metric.learning_rate" in titles
+            assert len(set(titles)) == len(titles)
+
+    def test_the_time_left_is_seen_on_a_narrow_terminal(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(6))
+        for index in range(3):
+            fake.done(index)
+        fake.start(3)
+        with fake.alive(3):
+            frame = self.frame(fake, 40, 20)
+        assert frame[2:4] == ["6 cells: 1 running, 2 pending, 3 done", "about 30s left"]
+
+    def test_a_signal_in_the_middle_of_a_drawing_asks_for_another_one(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(1))
+        drawn = []
+
+        class Live:
+            def update(self, frame: object, *, refresh: bool) -> None:
+                drawn.append(frame)
+                if len(drawn) == 1:
+                    board.draw()
+                    assert len(drawn) == 1
+
+        board = Dashboard(fake.folder, Live())  # type: ignore[arg-type]
+        board.draw()
+        assert drawn == []
+        board.refresh(Watcher(fake.folder).refresh())
+        assert len(drawn) == 2
 
     def test_why_cells_wait_is_told_once(self, root: Path) -> None:
         fake = FakeRun(root, make_cells(3))
@@ -355,6 +411,15 @@ def test_a_metric_called_like_a_parameter_has_another_title(root: Path) -> None:
         titles = [str(column.header) for column in table.columns]
         assert len(titles) == len(set(titles))
         assert {"learning_rate", "metric.learning_rate"} <= set(titles)
+
+
+def test_a_terminal_that_knows_few_characters_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    output = tables.console()
+    output.print("a … long ü", soft_wrap=True)
+    output.file.flush()
+    assert written.getvalue() == "a ? long ü\n".encode("latin-1")
 
 
 def test_a_dumb_terminal_is_as_wide_as_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
