@@ -74,6 +74,9 @@ def main() -> int:
     """
     from hpcml.cli.output import discard
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal's encoding has every character: that ends no sweep.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = hpcml_command.main(standalone_mode=False, prog_name="hpcml")
         sys.stdout.flush()

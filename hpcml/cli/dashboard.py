@@ -157,14 +157,20 @@ class Picture:
 
         facts = [self._run.name, self._run.run_id, self._place()]
         facts.append(f"watched for {text.duration(time.monotonic() - self._begun)}")
-        counts = [text.counts(status.counts(), status.total)]
+        states, total = status.counts(), status.total
+        counts = [text.counts(states, total)]
+        if self._infers:
+            rows, of = _rows(status)
+            counts.append(f"{rows:,} of {of:,} rows" if of else f"{rows:,} rows")
+            if of and states.keys() <= {"running", "done"}:
+                states, total = {"done": rows, "pending": of - rows}, of
         if (left := status.eta_seconds) is not None:
             counts.append(f"about {text.duration(left)} left")
         worked = sum(cell.worked_seconds for cell in status.cells.values())
         if self._gpus and worked:
             counts.append(f"{worked * self._gpus / 3600:.1f} GPU hours")
         lines = [Text(text.printable("  ".join(facts)), style="bold")]
-        lines.append(_bar(status.counts(), status.total, width, plain=plain))
+        lines.append(_bar(states, total, width, plain=plain))
         # The time left is not what a narrow terminal cuts off.
         together = "; ".join(counts)
         lines += map(Text, [together] if len(together) <= width else counts)
@@ -315,6 +321,14 @@ def _bar(counts: dict[str, int], total: int, width: int, *, plain: bool) -> Text
         sign = _BAR[state][-1 if plain else 0]
         bar.append(sign * widths[state], style=coloured(state))
     return bar
+
+
+def _rows(status: Status) -> tuple[int, int]:
+    """Of an inference: how many rows have answers, of how many; 0 where that is not known yet."""
+    cells = list(status.cells.values())
+    totals = [cell.total_steps for cell in cells if cell.total_steps is not None]
+    known = len(totals) == status.total
+    return sum(cell.step or 0 for cell in cells), sum(totals) if known else 0
 
 
 def _shares(sections: Sequence[_Section], room: int, tables: set[int]) -> list[int]:

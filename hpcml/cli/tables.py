@@ -67,7 +67,7 @@ def console() -> Console:
     from rich.console import Console, ConsoleDimensions
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Not every terminal knows "…"; better a "?" than no table.
+        # Not every terminal's encoding has "…"; a table needs one character for one.
         sys.stdout.reconfigure(errors="replace")
     output = Console(highlight=False, markup=False, soft_wrap=False)
     if output.is_dumb_terminal:
@@ -87,7 +87,10 @@ def cells_table(
         width: columns of the terminal.
         curves: a small curve for each cell.
     """
-    params, metrics = column_names(run.swept, shown_metrics(cells, run.objective))
+    # The steps of an inference are rows.
+    step = "rows" if run.plan.get("kind") == "infer" else "step"
+    others = (step, "curve", "rung", "tokens/s", "left")
+    params, metrics = column_names(run.swept, shown_metrics(cells, run.objective), *others)
     attempts = [str(cell.attempts) if cell.attempts > 1 else "" for cell in cells]
     rungs = [str(cell.rung or "") for cell in cells]
     speeds = [text.speed(cell.tokens_per_second) for cell in cells]
@@ -95,7 +98,7 @@ def cells_table(
         _Column("cell", [str(cell.index) for cell in cells], 100, right=True),
         *_param_columns(cells, params),
         _Column("state", [cell.state for cell in cells], 100),
-        _Column("step", [text.steps(cell) for cell in cells], 90, right=True),
+        _Column(step, [text.steps(cell) for cell in cells], 90, right=True),
         *_metric_columns(cells, metrics, (80, 40)),
         _Column("curve", list(curves), 65),
         _Column("rung", rungs, 50, right=True),

@@ -54,6 +54,16 @@ class Broken(io.StringIO):
 
 
 class TestOutput:
+    @pytest.mark.parametrize("arguments", [["status"], ["results", "--csv"]])
+    def test_a_terminal_that_knows_few_characters(
+        self, root: Path, tmp_path: Path, arguments: list[str]
+    ) -> None:
+        FakeRun(root, make_cells(2, text=["日本", "ü"])).done(0, loss=1.0)
+        command = ["env", "PYTHONIOENCODING=latin-1", *PYTHON]
+        result = run([*command, *arguments], tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert (b"??" in result.stdout) or (rb"\u65e5\u672c" in result.stdout)
+
     @pytest.mark.parametrize("arguments", [["status"], ["results"], ["results", "--csv"], ["-h"]])
     def test_a_full_disk(self, root: Path, tmp_path: Path, arguments: list[str]) -> None:
         FakeRun(root, make_cells(2)).done(0, loss=1.0)

@@ -244,6 +244,33 @@ class TestDashboard:
         cell = CellState(fake.cells[0]["id"], 0, "running")
         assert Picture(fake.folder)._curve(cell, plain=False) == "▁▁▂▃▃▄▅▅▆▇▇█"
 
+    def test_an_inference_is_counted_in_rows(self, root: Path) -> None:
+        fake = FakeRun(root, make_cells(1), kind="infer")
+        cell = CellState(
+            fake.cells[0]["id"],
+            0,
+            "running",
+            step=750,
+            total_steps=3000,
+            tokens_per_second=1234.5,
+            metrics={"rows": 1, "left": 2},
+        )
+
+        def frame(*cells: CellState) -> list[str]:
+            console = screen(80, 20)
+            states = {cell.index: cell for cell in cells}
+            console.print(dashboard._Frame(Picture(fake.folder), Status(len(cells), states)))
+            return printed(console).splitlines()
+
+        shown = frame(cell)
+        assert shown[1:3] == ["█" * 20 + "░" * 60, "1 cell: 1 running; 750 of 3,000 rows"]
+        titles = ["cell", "state", "rows", "metric.left", "metric.rows", "tokens/s"]
+        assert shown[5].split() == titles
+        # Where an input is not counted yet, or something failed, cells say more.
+        other = CellState("x", 1, "failed")
+        assert frame(cell, other)[1] == "▓" * 40 + "x" * 40
+        assert "750 rows" in frame(cell, other)[2]
+
 
 @given(
     st.lists(st.floats() | st.integers(-(10**9), 10**9), max_size=50),
