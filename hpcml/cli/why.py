@@ -34,7 +34,7 @@ def command(run: str, cell: str, as_json: bool, root: Path | None) -> None:
     from hpcml.launch.watch import watch
     from hpcml.runs.find import find_cell, find_run
     from hpcml.runs.life import life_of
-    from hpcml.runs.status import CellState
+    from hpcml.runs.status import CellState, waits_for_round
     from hpcml.runs.tables import json_value
 
     folder = find_run(run, root)
@@ -45,7 +45,13 @@ def command(run: str, cell: str, as_json: bool, root: Path | None) -> None:
     if watcher.trouble:
         click.echo(f"hpcml: {watcher.trouble}", err=True)
     index = line["index"]
-    state = status.cells.get(index) or CellState(line["id"], index, "pending", line["params"])
+    state = status.cells.get(index) or CellState(
+        line["id"],
+        index,
+        "pending",
+        line["params"],
+        reason=waits_for_round(folder, index, len(folder.proposals())),
+    )
     life = life_of(folder, line["id"])
     submissions = submissions_of(folder, index)
     halving = _halving(folder, status, state)

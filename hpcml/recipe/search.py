@@ -17,6 +17,8 @@ from hpcml.recipe.yaml import Document
 _PATH = ("sweep", "search")
 # All proposals of a round are one file, and each is told to the sampler again in every round.
 _MOST = 100_000
+# Beyond it a float, in which samplers compute, is no exact whole number.
+_LARGEST = 2**53
 
 
 def check_search(problems: Problems, recipe: Recipe, search: Search, stage: bool) -> None:
@@ -76,6 +78,8 @@ def searched(recipe: Recipe, names: Names, problems: Problems) -> dict[str, Dist
                 problems.add(path, "two of the values are the same")
             if search.sampler == "cmaes":
                 problems.add(path, "cmaes knows numbers only, and no choice; take tpe")
+        elif drawn.kind == "int" and max(map(abs, values)) > _LARGEST:
+            problems.add(path, f"whole numbers of a search are {_LARGEST:,} at most")
         found[name] = drawn
     return found
 

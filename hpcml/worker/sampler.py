@@ -144,24 +144,27 @@ class _Space:
 
 
 def _sampler(optuna: Any, search: "dict[str, Any]", space: _Space, number: int) -> Any:
-    """The sampler of a round. What does not go on from its own state has a seed for each."""
-    seed: int = search["seed"]
-    digest = hashlib.sha256(f"{seed}\0{number}".encode()).digest()
-    of_round = int.from_bytes(digest[:4], "big")
+    """The sampler of a round."""
     samplers = optuna.samplers
+    of_search, of_round = (_seed(search["seed"], part) for part in (0, number))
     if search["sampler"] == "random":
         return samplers.RandomSampler(seed=of_round)
     if search["sampler"] == "tpe":
         # From the second round on it goes by what it knows, and keeps apart what it asks at once.
         return samplers.TPESampler(seed=of_round, n_startup_trials=1, constant_liar=True)
-
+    # The others go on from their own state.
     if search["sampler"] == "qmc":
-        sampler = samplers.QMCSampler(scramble=True, seed=seed)
+        sampler = samplers.QMCSampler(scramble=True, seed=of_search)
     else:
         # A generation is a round, unless that is less than is usual (Hansen's 4 + 3 log n).
         usual = 4 + math.floor(3 * math.log(len(space.distributions)))
         size = max(search["cells"][0], usual)
-        sampler = samplers.CmaEsSampler(seed=seed, n_startup_trials=0, popsize=size)
+        sampler = samplers.CmaEsSampler(seed=of_search, n_startup_trials=0, popsize=size)
     # Otherwise the first cells were drawn by chance, since nothing has ended yet.
     sampler.infer_relative_search_space = lambda study, trial: space.distributions
     return sampler
+
+
+def _seed(seed: int, part: int) -> int:
+    """A seed that numpy takes, of a part of a search."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{part}".encode()).digest()[:4], "big")

@@ -141,6 +141,7 @@ def test_where_nothing_worked_it_stops_and_says_so(hpcml: Hpcml) -> None:
     cells = hpcml.status("bowl")["cells"]
     assert [cell["state"] for cell in cells] == ["failed", "pending"]
     assert (cells[1]["params"], cells[1]["reason"]) == ({}, "to be proposed in round 2")
+    assert "pending: to be proposed in round 2" in hpcml("why", "bowl", "1").stdout
 
 
 def test_a_training_takes_what_is_proposed(hpcml: Hpcml, tmp_path: Path) -> None:

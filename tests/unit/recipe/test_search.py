@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hpcml.errors import UserError
 from hpcml.recipe.load import load_stages
 from hpcml.recipe.search import search_of
+from hpcml.worker.sampler import Tried, ask
 from hpcml.worker.stages import complete, searched
 from tests.unit.recipe.writing import Recipes
 
@@ -110,6 +111,7 @@ def test_what_the_plan_says_of_it(recipes: Recipes) -> None:
         (COMMAND, "sweep.search.params.x={uniform: [1, 0]}", "two numbers [a, b] with a < b"),
         (COMMAND, "sweep.search.params.x={uniform: [-1e308, 1e308]}", "two numbers"),
         (COMMAND, "sweep.search.params.x={loguniform: [0, 1]}", "0 < a < b"),
+        (COMMAND, "sweep.search.params.x={int: [0, 9007199254740993]}", "at most"),
         (COMMAND, "sweep.search.params.x={normal: [0, 1]}", "there is no distribution 'normal'"),
         (COMMAND, "sweep.search.params.x={choice: [1, 1]}", "two of the values are the same"),
         (COMMAND, "sweep.grid={seed: [0, 1]}", "it can't be combined with a search"),
@@ -200,6 +202,36 @@ def test_neither_a_stage_nor_an_inference_is_searched(recipes: Recipes) -> None:
         f"{infer}  search: {{rounds: 1, cells: 1, params: {{n: {{int: [1, 2]}}}}}}"
     )
     assert "an inference has no metric" in said
+
+
+ENDS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**54), 2**54)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["uniform", "loguniform", "int"]),
+    ends=st.tuples(ENDS, ENDS),
+    sampler=st.sampled_from(["tpe", "qmc", "cmaes", "random"]),
+    seed=st.integers(0, 2**70),
+)
+def test_what_a_recipe_may_say_can_be_proposed(
+    recipes: Recipes, kind: str, ends: tuple[float, float], sampler: str, seed: int
+) -> None:
+    low, high = sorted(ends)
+    text = json.dumps(
+        yaml.safe_load(command({"x": {kind: [low, high]}}, sampler=sampler, seed=seed))
+    )
+    try:
+        loaded = recipes.load(text)
+        search = search_of(loaded.recipe, loaded.document)
+    except UserError:
+        return
+    assert search is not None
+    history: list[list[Tried]] = []
+    for _ in range(2):
+        asked = ask(search, history)
+        assert all(low <= params["x"] <= high for params in asked)
+        history.append([Tried(params, float(n), False) for n, params in enumerate(asked)])
 
 
 ANYTHING = st.recursive(
