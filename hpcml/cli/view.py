@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from hpcml.cli import text
@@ -50,7 +52,7 @@ def progress(run: RunFolder) -> Iterator[View]:
     live = Live(console=output, auto_refresh=False, screen=True)
     dashboard = Dashboard(run, live)
     try:
-        with live, _resized(dashboard.draw):
+        with live, _signals(dashboard.draw):
             yield dashboard
     finally:
         for line in dashboard.said:
@@ -58,13 +60,19 @@ def progress(run: RunFolder) -> Iterator[View]:
 
 
 @contextmanager
-def _resized(draw: Callable[[], None]) -> Iterator[None]:
-    """Call ``draw`` when the terminal gets another size."""
-    previous = signal.signal(signal.SIGWINCH, lambda signum, frame: draw())
+def _signals(draw: Callable[[], None]) -> Iterator[None]:
+    """Call ``draw`` when the terminal gets another size; TERM, too, leaves the terminal clean."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    resized = signal.signal(signal.SIGWINCH, lambda signum, frame: draw())
+    ended = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGWINCH, previous)
+        signal.signal(signal.SIGWINCH, resized)
+        signal.signal(signal.SIGTERM, ended)
 
 
 def look(run: RunFolder, *, releases: bool = False) -> Status | None:

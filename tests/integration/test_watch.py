@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import sys
 import termios
@@ -76,6 +77,9 @@ class Terminal:
 
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
+
+    def kill(self, signum: int) -> None:
+        os.kill(self._pid, signum)
 
     def end(self, seconds: float = 60) -> int:
         """Read to the end; the exit code."""
@@ -148,3 +152,13 @@ def test_ctrl_c_ends_the_looking_alone(hpcml: Hpcml, go: Path) -> None:
     assert "Traceback" not in written
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert {cell["state"] for cell in hpcml.status()["cells"]} == {"running"}
+
+
+def test_one_that_is_ended_leaves_the_terminal_clean(hpcml: Hpcml, go: Path) -> None:
+    with terminal(hpcml, "status", "t", "--watch") as screen:
+        screen.wait_for(lambda lines: "2 cells: 2 running" in lines[2])
+        screen.kill(signal.SIGTERM)
+        assert screen.end() == 128 + signal.SIGTERM
+        written = screen.written.decode()
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert written.rindex("\x1b[?1049l") > written.rindex("\x1b[?1049h")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -222,10 +224,18 @@ class TestDashboard:
         console = screen()
         monkeypatch.setattr(view, "console", lambda: console)
         monkeypatch.setenv("TERM", "xterm")
+        handled = signal.SIGTERM, signal.SIGWINCH
+        before_all = [signal.getsignal(each) for each in handled]
         with progress(fake.folder) as shown:
             assert isinstance(shown, Dashboard)
             shown.refresh(Watcher(fake.folder).refresh())
             shown.say("stopping")
+            before = printed(console)
+            os.kill(os.getpid(), signal.SIGWINCH)
+            assert printed(console) != before, "it is drawn anew when the terminal changes"
+            with pytest.raises(SystemExit, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert [signal.getsignal(each) for each in handled] == before_all
         assert "2 cells: 2 pending" in printed(console)
         # It stays on the first screen, too.
         assert printed(console).rstrip().endswith("stopping")
