@@ -54,7 +54,7 @@ def picture(report: Report) -> bytes:
     if report.curves:
         _curves(next(places), report)
     for name in names:
-        _parameter(next(places), name, str(metric), known)
+        _parameter(next(places), report, name, str(metric), known)
     if report.attempts:
         _timeline(next(places), report)
     content = io.BytesIO()
@@ -89,7 +89,7 @@ def _curves(axis: Axes, report: Report) -> None:
     _label(axis, "step", metric)
 
 
-def _parameter(axis: Axes, name: str, metric: str, cells: list[Cell]) -> None:
+def _parameter(axis: Axes, report: Report, name: str, metric: str, cells: list[Cell]) -> None:
     found = [cell for cell in cells if name in cell.params]
     values: list[Any] = [cell.params[name] for cell in found]
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
@@ -108,7 +108,7 @@ def _parameter(axis: Axes, name: str, metric: str, cells: list[Cell]) -> None:
         s=14,
         c=[_STATES[cell.state] for cell in found],
     )
-    _label(axis, name, metric)
+    _label(axis, report.titles["params"][name], report.titles["metrics"][metric])
 
 
 def _timeline(axis: Axes, report: Report) -> None:

@@ -113,6 +113,9 @@ def test_a_metric_called_like_a_parameter_is_told_apart(tmp_path: Path, opened: 
     browser = opened(run)
     titles = [node.text for node in browser.all("#cells thead th")]
     assert titles.count("learning_rate") == titles.count("metric.learning_rate") == 1
+    browser.choose("parallel", "metric", "metric.learning_rate")
+    axes = [node.text for node in browser.all("#parallel text.name")]
+    assert axes == ["learning_rate", "seed", "metric.learning_rate"]
     for words, shown in (("learning_rate<0.0015", 1), ("metric.learning_rate>=1", 2)):
         browser.type("input[name=words]", words)
         assert len(browser.all("#cells tbody tr")) == shown

@@ -7,7 +7,7 @@ function heatSection() {
   let cells = [];
   const change = (name) => (value) => { chosen[name] = value; draw(cells); };
   const names = run.swept.map((name) => [name, name]);
-  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, name]), chosen.metric, change("metric")), choice("across", names, chosen.x, change("x")), choice("up", names, chosen.y, change("y")));
+  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, run.titles.metrics[name]]), chosen.metric, change("metric")), choice("across", names, chosen.x, change("x")), choice("up", names, chosen.y, change("y")));
   const most = 24;
 
   // The values of a parameter in their order; of very many numbers, ranges that hold as many cells each.

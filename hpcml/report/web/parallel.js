@@ -6,7 +6,7 @@ function parallelSection() {
   const chosen = { metric: metrics[0] };
   const holder = element("div");
   let cells = [];
-  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, name]), chosen.metric, (value) => {
+  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, run.titles.metrics[name]]), chosen.metric, (value) => {
     view.ranges.delete(chosen.metric);
     chosen.metric = value;
     redraw();
@@ -33,9 +33,9 @@ function parallelSection() {
       lines.append(shape("path", { class: view.picked.has(cell.index) ? "curve picked" : "curve", d, stroke: shade(better(share)), "data-cell": cell.index }));
     }
     names.forEach((name, n) => {
-      const x = 60 + n * gap, key = n === names.length - 1 ? `metric ${name}` : name;
+      const last = n === names.length - 1, x = 60 + n * gap, key = last ? `metric ${name}` : name, title = run.titles[last ? "metrics" : "params"][name];
       svg.append(shape("path", { class: "axis", d: `M${x} ${top}V${height - bottom}` }));
-      svg.append(shape("text", { class: "name", x, y: 16, "text-anchor": "middle" }, name.length * 7.5 > gap ? name.slice(0, Math.max(3, Math.floor(gap / 7.5) - 1)) + "…" : name));
+      svg.append(shape("text", { class: "name", x, y: 16, "text-anchor": "middle" }, title.length * 7.5 > gap ? title.slice(0, Math.max(3, Math.floor(gap / 7.5) - 1)) + "…" : title));
       for (const tick of places[n].ticks(6)) svg.append(shape("text", { class: "halo", x: x + 5, y: places[n](tick) + 4 }, places[n].format(tick)));
       const range = view.ranges.get(key);
       if (range) svg.append(shape("rect", { class: "brush", x: x - 9, width: 18, y: range.from, height: range.to - range.from }));

@@ -11,7 +11,7 @@ function parametersSection() {
   const grid = element("div", { class: "grid" });
   let cells = [];
   const change = (name) => (value) => { chosen[name] = value; draw(cells); };
-  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, name]), chosen.metric, change("metric")), checkbox("log values", false, change("y")));
+  const controls = element("div", { class: "controls" }, choice("metric", metrics.map((name) => [name, run.titles.metrics[name]]), chosen.metric, change("metric")), checkbox("log values", false, change("y")));
 
   function draw(shown) {
     cells = shown;
