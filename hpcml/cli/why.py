@@ -297,6 +297,7 @@ def _by_hand(
     from hpcml.errors import UserError
     from hpcml.plan.stored import stored_plan
     from hpcml.render.by_hand import by_hand
+    from hpcml.runs.status import waits_for_round
 
     code = next((attempt.snapshot for attempt in reversed(life.attempts) if attempt.snapshot), None)
     code = code or next((submission.code for submission in reversed(submissions)), None)
@@ -306,7 +307,8 @@ def _by_hand(
         cell = json.loads((folder.cell_dir(state.id) / "cell.json").read_bytes())
     except (OSError, ValueError):
         cell = line
-        if "\\u0000" in json.dumps(line):
+        unknown = waits_for_round(folder, state.index, len(folder.proposals()))
+        if unknown or "\\u0000" in json.dumps(line):
             return ["# what it takes of an earlier stage or of a search is not known yet"]
     try:
         return by_hand(stored_plan(folder.path), cell, code, state.rung)

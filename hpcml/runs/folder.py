@@ -325,13 +325,15 @@ class RunFolder:
             return
         proposed = [params for found in self.proposals().values() for params in found]
         for cell in cells:
-            params = cell["params"]
             if cell["index"] < len(proposed):
                 own = stages.searched(proposed[cell["index"]])
                 cell = stages.complete(cell, "", own)
             else:
-                params = {key: params[key] for key in params if key not in search["params"]}
-                cell = {**cell, "params": params}
+                cell = {**cell, "params": _without(cell["params"], search["params"])}
+                payload = cell["payload"]
+                if "parameters" in payload:  # the complete ones of a training
+                    known = _without(payload["parameters"], search["params"])
+                    cell["payload"] = {**payload, "parameters": known}
             yield cell
 
     # Halving
@@ -411,6 +413,10 @@ class RunFolder:
         with plain_errors(f"write to {self.journal_file}"):
             entry = {"time": now(), "event": event, **fields}
             append_line(self.journal_file, entry, durable=durable)
+
+
+def _without(params: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in names}
 
 
 def _write_cells(folder: Path, cells: Iterable[tuple[str, str]]) -> None:

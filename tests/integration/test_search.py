@@ -169,5 +169,6 @@ def test_a_training_takes_what_is_proposed(hpcml: Hpcml, tmp_path: Path) -> None
         "train": {"data": {"files": [write_texts(tmp_path / "texts")]}},
     }
     hpcml("sweep", hpcml.write("recipe.yaml", yaml.safe_dump(recipe)))
+    assert "\\u0000" in (hpcml.run_folder() / "cells.jsonl").read_text()
     for cell in results(hpcml):
         assert cell["metrics"]["learning_rate"] == pytest.approx(cell["params"]["learning_rate"])

@@ -20,7 +20,7 @@ from hpcml.errors import UserError
 from hpcml.files import plain_errors
 from hpcml.runs import folder as folder_module
 from hpcml.runs.folder import RunFolder, default_root
-from tests.unit.runs.fakes import lines, make_cells
+from tests.unit.runs.fakes import FakeRun, lines, make_cells
 
 PLAN = {"digest": "d" * 64, "name": "toy", "swept": ["seed"], "objective": None}
 
@@ -234,3 +234,28 @@ def test_the_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_reader_that_has_enough_is_no_trouble_of_the_disk() -> None:
     with pytest.raises(BrokenPipeError), plain_errors("read the file"):
         raise BrokenPipeError
+
+
+def test_a_cell_of_a_search_has_what_is_proposed_for_it_and_else_no_such_parameter(
+    tmp_path: Path,
+) -> None:
+    token = "\0\0search.lr\0"
+    cells = make_cells(3)
+    for cell in cells:
+        cell["params"] = {"lr": token, "width": 8}
+        cell["payload"] = {"argv": ["run", token], "parameters": {"lr": token, "seed": 0}}
+    fake = FakeRun(tmp_path, cells)
+    fake.folder.plan["search"] = {"cells": [2, 1], "params": {"lr": {"uniform": [0, 1]}}}
+    rounds = fake.folder.path / "rounds"
+    rounds.mkdir()
+    (rounds / "1.json").write_text('{"cells": [{"lr": 0.5}, {"lr": 0.25}]}')
+    found = list(fake.folder.cells())
+    assert [cell["params"] for cell in found] == [
+        {"lr": 0.5, "width": 8},
+        {"lr": 0.25, "width": 8},
+        {"width": 8},
+    ]
+    assert found[1]["payload"] == {"argv": ["run", "0.25"], "parameters": {"lr": 0.25, "seed": 0}}
+    assert found[2]["payload"]["parameters"] == {"seed": 0}
+    (rounds / "2.json").write_text('{"cells": [{"lr": 0.125}]}')
+    assert fake.folder.cell(2)["params"]["lr"] == 0.125
