@@ -1,4 +1,4 @@
-"""Write the reference pages that come from the code, and tables in docs/sites.md and containers.md.
+"""Write what comes from the code: reference pages, tables in others, and schemas/.
 
 python docs/generate.py           writes them
 python docs/generate.py --check   ends with 1 if one of them is not up to date
@@ -15,7 +15,7 @@ from typing import Any
 from hpcml import resources
 from hpcml.recipe.hyperparameters import HYPERPARAMETERS, Hyperparameter
 from hpcml.recipe.load import load_stages
-from hpcml.recipe.schema import Recipe
+from hpcml.recipe.schema import Recipe, json_schema
 from hpcml.recipe.validation import Block, blocks
 from hpcml.recipe.vocabulary import allowed_values
 from hpcml.site.image_check import NEEDS, OLDEST, kind_of
@@ -364,11 +364,17 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _schema(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "recipe.md": recipe_page,
     "hyperparameters.md": hyperparameters_page,
     "sites.md": sites_page,
     "containers.md": containers_page,
+    "../schemas/recipe.json": lambda: _schema(json_schema()),
+    "../schemas/site.json": lambda: _schema(Site.model_json_schema()),
 }
 
 

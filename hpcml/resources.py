@@ -1,4 +1,4 @@
-"""Where hpcml's own templates, recipes, site configurations and container definitions lie."""
+"""Where hpcml's own templates, recipes, site configurations, images and schemas lie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(name: str) -> Path:
-    """The folder ``templates``, ``recipes``, ``site_configs`` or ``containers``.
+    """The folder ``templates``, ``recipes``, ``site_configs``, ``containers`` or ``schemas``.
 
     In an installed package it lies in the package, in a checkout at the top level.
     """

@@ -16,6 +16,7 @@ from hpcml.errors import UserError
 
 # In the order of a first session. The texts stand here so that `--help` imports nothing.
 _COMMANDS = {
+    "init": "Write a first recipe for a script of your own.",
     "plan": "Say what a training will need: memory, time, layouts, checkpoints.",
     "sweep": "Run a recipe: submit what is left of it, and follow it.",
     "infer": "Let a language model answer the rows of a table.",
@@ -57,7 +58,8 @@ def hpcml_command() -> None:
     """One recipe, any cluster, no lost work.
 
     A recipe (YAML) says what to run over which parameters, a site where. Begin with
-    `hpcml sweep recipes/lr_sweep.yaml`, and look at it first with `--dry-run`.
+    `hpcml sweep recipes/lr_sweep.yaml`, and look at it first with `--dry-run`, or with
+    `hpcml init` for a script of your own.
     """
     try:
         os.getcwd()

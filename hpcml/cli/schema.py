@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 
@@ -11,12 +9,7 @@ import click
 @click.argument("what", type=click.Choice(["recipe", "site"]))
 def command(what: str) -> None:
     """Print the JSON Schema of recipes or sites."""
-    if what == "recipe":
-        from hpcml.recipe.schema import json_schema
+    from hpcml import resources
 
-        schema = json_schema()
-    else:
-        from hpcml.site.schema import Site
-
-        schema = Site.model_json_schema()
-    click.echo(json.dumps(schema, indent=2, ensure_ascii=False))
+    path = resources.folder("schemas") / f"{what}.json"
+    click.echo(path.read_text(encoding="utf-8"), nl=False)

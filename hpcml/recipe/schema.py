@@ -88,6 +88,15 @@ Groups = Annotated[
     BeforeValidator(_one_or_more),
     WithJsonSchema({"anyOf": [_GROUP, {"type": "array", "items": _GROUP}]}),
 ]
+_NAME_OF_FILE = {"type": "string", "minLength": 1}
+Files = Annotated[
+    list[Text],
+    Field(min_length=1),
+    BeforeValidator(_one_text),
+    WithJsonSchema(
+        {"anyOf": [_NAME_OF_FILE, {"type": "array", "items": _NAME_OF_FILE, "minItems": 1}]}
+    ),
+]
 Exclusion = Annotated[
     Any, BeforeValidator(_exclusion), WithJsonSchema({"type": ["string", "object"]})
 ]
@@ -324,7 +333,7 @@ class Train(Block):
 class InferInput(Block):
     """The rows to answer."""
 
-    files: Annotated[list[Text], Field(min_length=1), BeforeValidator(_one_text)] = Field(
+    files: Files = Field(
         description="Files or folders, with wildcards; a relative path is relative to the recipe. "
         "One may stand without a list."
     )

@@ -59,6 +59,11 @@ def _plain_tag(value: str) -> str:
     return _STR
 
 
+def is_text(value: str) -> bool:
+    """Whether a scalar without quotes is text, and not a number, a boolean or null."""
+    return _plain_tag(value) == _STR
+
+
 class _Loader(_BaseLoader):  # type: ignore[misc]
     """A loader that only composes nodes, with the scalar rules above instead of YAML 1.1's."""
 
