@@ -52,6 +52,7 @@ def render_probe(
                 code=folder,
                 enter=None,
                 inside=[],
+                propose=[],
                 with_srun=nodes > 1,
                 srun_options=[],
                 data_root=folder / "data",

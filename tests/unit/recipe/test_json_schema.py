@@ -25,17 +25,8 @@ FILES = [
 IDS = [path.name for _, path in FILES]
 # What people name themselves; a slip there is another name.
 FREE = {
-    "params",
-    "parallel",
-    "rdma",
-    "grid",
-    "zip",
-    "points",
-    "when",
-    "env",
-    "engine_args",
-    "deepspeed",
-    "stages",
+    *("params", "parallel", "grid", "zip", "points", "when", "env", "engine_args", "deepspeed"),
+    *("rdma", "node_selector", "options", "labels", "annotations"),
 }
 
 
@@ -65,18 +56,14 @@ def test_a_slip_is_refused_by_both(kind: str, path: Path, tmp_path: Path) -> Non
 
 
 def _keys(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    items = data.items() if isinstance(data, dict) else enumerate(data)
-    for key, value in items:
-        here = (*path, key)
-        named = {part for part in path if isinstance(part, str)} & FREE
-        if isinstance(data, dict) and (not named or path[-1:] == ("stages",)) and not _free(path):
-            yield here
+    if {*path} & FREE:
+        return
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        # The names of stages and pools are free, and what is in them is not.
+        if isinstance(data, dict) and path[-1:] not in {("stages",), ("pools",)}:
+            yield (*path, key)
         if isinstance(value, (dict, list)):
-            yield from _keys(value, here)
-
-
-def _free(path: tuple[str | int, ...]) -> bool:
-    return bool(path) and str(path[-1]) in {*FREE, "options", "labels", "annotations", "pools"}
+            yield from _keys(value, (*path, key))
 
 
 def _misspelt(data: Any, path: tuple[str | int, ...]) -> Any:
