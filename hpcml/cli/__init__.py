@@ -17,6 +17,7 @@ from hpcml.errors import UserError
 # In the order of a first session. The texts stand here so that `--help` imports nothing.
 _COMMANDS = {
     "init": "Write a first recipe for a script of your own.",
+    "doctor": "Look what works here, or what a recipe lacks.",
     "plan": "Say what a training will need: memory, time, layouts, checkpoints.",
     "sweep": "Run a recipe: submit what is left of it, and follow it.",
     "infer": "Let a language model answer the rows of a table.",

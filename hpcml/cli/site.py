@@ -141,12 +141,18 @@ def _chosen(site: Site, names: tuple[str, ...]) -> list[Partition]:
     return [known[name] for name in dict.fromkeys(names)] or list(known.values())
 
 
-def print_checks(checks: Iterable[Check], width: int = 15) -> bool:
-    """Print each check, its name in ``width`` columns; whether none has failed."""
+def print_checks(checks: Iterable[Check], width: int = 15, none: str = "skipped") -> bool:
+    """Print each check, its name in ``width`` columns; whether none has failed.
+
+    Args:
+        checks: the checks, printed as they come.
+        width: columns of their names.
+        none: the word for one that is neither good nor a fault.
+    """
     good = True
     for check in checks:
         good &= check.good is not False
-        word = {True: "ok", False: "FAIL", None: "skipped"}[check.good]
+        word = {True: "ok", False: "FAIL", None: none}[check.good]
         seen = check.seen.replace("\n", "\n" + " " * (width + 10))
         click.echo(f"{word:<8} {check.name:<{width}} {seen}")
     return good

@@ -16,6 +16,9 @@ from hpcml.recipe.units import format_memory
 from hpcml.site import machine
 from hpcml.site.schema import Site
 
+# A sweep of a hundred cells makes more.
+_FEW_FILES = 10_000
+
 
 class Check(NamedTuple):
     """One thing looked at: its name, whether it is as it must be, and what was seen.
@@ -87,15 +90,28 @@ def _setup(site: Site) -> str:
 
 
 def _root(root: Path) -> str:
-    """What a run folder needs: rename over a file, append, a lock that another process sees."""
+    """What a run folder needs of its filesystem, and how much room there is.
+
+    Rename over a file, a link that only one can make, lines that two processes append whole, a
+    lock that another process sees, flushing.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".check-", dir=root) as folder:
         old, new = Path(folder, "old"), Path(folder, "new")
         old.write_text("old")
         new.write_text("new")
+        with open(new) as file:
+            os.fsync(file.fileno())
         os.replace(new, old)
         if old.read_text() != "new":
             raise ValueError(f"{root}: renaming over a file does not replace it")
+        os.link(old, new)
+        try:
+            os.link(old, new)
+        except FileExistsError:
+            pass
+        else:
+            raise ValueError(f"{root}: a link can be made where a file is")
         with open(old) as one, open(old) as other:
             fcntl.flock(one, fcntl.LOCK_EX)
             try:
@@ -104,4 +120,33 @@ def _root(root: Path) -> str:
                 pass
             else:
                 raise ValueError(f"{root}: two may hold a lock at once")
-    return f"{root}, {format_memory(shutil.disk_usage(root).free // 2**30 * 2**30)} free"
+        _append_from_two(Path(folder, "lines"))
+    return f"{root}, {_room(root)}"
+
+
+_LINES = 200
+_APPEND = f"""
+import os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for _ in range({_LINES}):
+    os.write(file, sys.argv[2].encode() * 80 + b"\\n")
+"""
+
+
+def _append_from_two(path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", _APPEND, path, word]) for word in "ab"]
+    codes = [writer.wait() for writer in writers]
+    lines = path.read_text().splitlines() if codes == [0, 0] else []
+    if sorted(lines) != ["a" * 80] * _LINES + ["b" * 80] * _LINES:
+        raise ValueError(f"{path.parent.parent}: lines that two processes append are not whole")
+
+
+def _room(root: Path) -> str:
+    """Free space and files; many filesystems do not count files, and say 0."""
+    found = os.statvfs(root)
+    free = format_memory(shutil.disk_usage(root).free // 2**30 * 2**30)
+    if not found.f_files:
+        return f"{free} free"
+    if found.f_favail < _FEW_FILES:
+        raise ValueError(f"{root}: only {found.f_favail:,} more files fit; remove some (inodes)")
+    return f"{free} and {found.f_favail:,} files free"

@@ -191,6 +191,16 @@ def _shared_memory(report: dict[str, Any], gpus: int) -> Check:
 
 def _kind(need: Need, report: dict[str, Any], required: bool) -> Check:
     """Whether the image serves a kind of recipes."""
+    lacks, seen = lacking(need, report)
+    if not lacks:
+        return Check(need.kind, True, ", ".join(seen) or "needs Python alone")
+    names = [name for name, image in known_images().items() if need.kind in image.serves]
+    hint = f"; an image for it: hpcml container build {names[0]}" if names else ""
+    return Check(need.kind, False if required else None, f"{'; '.join(lacks)}{hint}")
+
+
+def lacking(need: Need, report: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What a kind of recipes lacks where the probe looked, in words, and the versions it has."""
     lacks: list[str] = []
     missing: list[str] = []
     seen: list[str] = []
@@ -210,11 +220,7 @@ def _kind(need: Need, report: dict[str, Any], required: bool) -> Check:
     error = report["modules"].get(need.module) if need.module and not lacks else None
     if error:
         lacks.append(f"{need.module} cannot be imported: {error}")
-    if not lacks:
-        return Check(need.kind, True, ", ".join(seen) or "needs Python alone")
-    names = [name for name, image in known_images().items() if need.kind in image.serves]
-    hint = f"; an image for it: hpcml container build {names[0]}" if names else ""
-    return Check(need.kind, False if required else None, f"{'; '.join(lacks)}{hint}")
+    return lacks, seen
 
 
 def _numbers(version: str) -> tuple[int, ...]:
