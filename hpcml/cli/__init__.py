@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 
 import click
+from click.shell_completion import CompletionItem
 
 import hpcml
 from hpcml.errors import UserError
@@ -34,6 +35,7 @@ _COMMANDS = {
     "site": "List, show, check and detect the places where jobs can run.",
     "container": "List, build, fetch and check the images that cells run in.",
     "schema": "Print the JSON Schema of recipes or sites.",
+    "completion": "Print what a shell completes this command line with.",
 }
 
 
@@ -47,6 +49,15 @@ class _Commands(click.Group):
         command = importlib.import_module(f"hpcml.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Without importing every command for its help.
+        names = [
+            CompletionItem(name, help=text)
+            for name, text in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 _NAMED = 10
 
 
 @click.command("cancel")
-@click.argument("run")
-@click.argument("cells", nargs=-1, metavar="[CELL]...")
+@click.argument("run", shell_complete=completion.runs)
+@click.argument("cells", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 @root_option
 def command(run: str, cells: tuple[str, ...], root: Path | None) -> None:
     """Stop cells of a run; running ones save a checkpoint first.

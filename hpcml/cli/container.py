@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 from hpcml.errors import UserError
 from hpcml.files import is_file, plain_errors
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from hpcml.site.search import FoundSite
 
 site_option = click.option(
-    "--site", help="Whose images: a site's name or file. [default: this host's, or local]"
+    "--site",
+    shell_complete=completion.sites,
+    help="Whose images: a site's name or file. [default: this host's, or local]",
 )
 set_option = click.option(
     "--set",

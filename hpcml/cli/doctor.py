@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.argument("recipe", required=False, type=click.Path(path_type=Path))
-@click.option("--site", help="A site's name or file. [default: this host's, or local]")
+@click.argument(
+    "recipe", required=False, type=click.Path(path_type=Path), shell_complete=completion.recipes
+)
+@click.option(
+    "--site",
+    shell_complete=completion.sites,
+    help="A site's name or file. [default: this host's, or local]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
 @click.pass_context

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 
 @click.command("export")
-@click.argument("run")
-@click.argument("cell")
+@click.argument("run", shell_complete=completion.runs)
+@click.argument("cell", shell_complete=completion.cells)
 @click.argument("target", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--unmerged", is_flag=True, help="Keep an adapter apart from its base model.")
 @root_option

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
     metavar="RECIPE",
+    shell_complete=completion.recipes,
     help="The recipe, of the kind infer.",
 )
 @click.option(
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     help="Change a key of the recipe, such as infer.workers=4 (again for more).",
 )
 @click.option(
-    "--site", help="Where to run: a site's name or file. [default: this host's, or local]"
+    "--site",
+    shell_complete=completion.sites,
+    help="Where to run: a site's name or file. [default: this host's, or local]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option(

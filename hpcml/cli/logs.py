@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ _ERR_MARK = b"err | "
 
 
 @click.command("logs")
-@click.argument("run")
-@click.argument("cell")
+@click.argument("run", shell_complete=completion.runs)
+@click.argument("cell", shell_complete=completion.cells)
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the cell ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Show this attempt. [default: newest]")
 @click.option("--worker", type=click.IntRange(min=0), help="Of an inference: this worker's logs.")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hpcml.cli import completion
+
 #: Where the runs lie.
 root_option = click.option(
     "--root",
@@ -15,7 +17,7 @@ root_option = click.option(
 )
 
 #: The run, or the newest one.
-run_argument = click.argument("run", required=False)
+run_argument = click.argument("run", required=False, shell_complete=completion.runs)
 
 #: Whether to stay until the cells have ended.
 wait_option = click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcml.cli import completion
 from hpcml.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("recipe", type=click.Path(path_type=Path), shell_complete=completion.recipes)
 @click.option(
     "--set",
     "settings",
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     help="Change a key of the recipe, such as params.tp=4 (again for more).",
 )
 @click.option(
-    "--site", help="Where it would run: a site's name or file. [default: this host's, or local]"
+    "--site",
+    shell_complete=completion.sites,
+    help="Where it would run: a site's name or file. [default: this host's, or local]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(recipe: Path, settings: tuple[str, ...], site: str | None, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option, wait_option
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
@@ -17,9 +18,16 @@ if TYPE_CHECKING:
 
 
 @click.command("rerun")
-@click.argument("run")
+@click.argument("run", shell_complete=completion.runs)
 @click.option("--failed", is_flag=True, help="Every cell that failed.")
-@click.option("--cell", "cells", multiple=True, metavar="CELL", help="This cell (again for more).")
+@click.option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="CELL",
+    shell_complete=completion.cells,
+    help="This cell (again for more).",
+)
 @click.option(
     "--from-scratch",
     is_flag=True,

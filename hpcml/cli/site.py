@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcml.cli import completion
 from hpcml.errors import UserError
 from hpcml.recipe.problems import did_you_mean
 
@@ -37,7 +38,7 @@ def list_sites() -> None:
 
 
 @command.command("show")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.sites)
 def show_site(name: str | None) -> None:
     """Print the file of a site (the one in use, without NAME)."""
     from hpcml.site.search import find_site
@@ -78,7 +79,7 @@ def detect_site(name: str | None, output: Path | None) -> None:
 
 
 @command.command("check")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.sites)
 @click.option("--root", type=click.Path(path_type=Path), help="The runs root to check.")
 @click.option("--partition", "-p", "names", multiple=True, help="Try only this one (repeatable).")
 @click.option("--no-jobs", is_flag=True, help="Look at this machine only; submit nothing.")

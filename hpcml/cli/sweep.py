@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option, wait_option
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
@@ -22,7 +23,7 @@ _NAMED = 10
 
 
 @click.command("sweep")
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("recipe", type=click.Path(path_type=Path), shell_complete=completion.recipes)
 @click.option(
     "--set",
     "settings",
@@ -31,7 +32,9 @@ _NAMED = 10
     help="Change a key of the recipe, such as params.max_steps=10 (again for more).",
 )
 @click.option(
-    "--site", help="Where to run: a site's name or file. [default: this host's, or local]"
+    "--site",
+    shell_complete=completion.sites,
+    help="Where to run: a site's name or file. [default: this host's, or local]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @wait_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcml.cli import completion
 from hpcml.cli.options import root_option
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command("why")
-@click.argument("run")
-@click.argument("cell")
+@click.argument("run", shell_complete=completion.runs)
+@click.argument("cell", shell_complete=completion.cells)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
 def command(run: str, cell: str, as_json: bool, root: Path | None) -> None:
