@@ -51,6 +51,7 @@ def render_probe(
                 run_dir=folder,
                 code=folder,
                 enter=None,
+                propose=[],
                 inside=[],
                 propose=[],
                 with_srun=nodes > 1,
