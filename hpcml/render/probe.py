@@ -51,7 +51,6 @@ def render_probe(
                 run_dir=folder,
                 code=folder,
                 enter=None,
-                propose=[],
                 inside=[],
                 propose=[],
                 with_srun=nodes > 1,
