@@ -299,7 +299,7 @@ def test_following_may_end_before_the_jobs(login: LoginNode) -> None:
     os.kill(sweep.pid, signal.SIGINT)
     _, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130
-    assert "the jobs go on" in err
+    assert "the cells go on" in err
     # The same command again submits nothing, and follows.
     go.touch()
     login("sweep", recipe, "--wait")
