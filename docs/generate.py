@@ -50,7 +50,11 @@ resources: {cpus: 1, time: 30m}        # what each cell needs
 ```
 
 `hpcml sweep --dry-run recipe.yaml` shows how many cells and jobs there are, and the script of the
-jobs, without starting anything. Each key can be replaced on the command line:
+jobs, without starting anything; `--cells` lists the cells as well. With a time limit it says what
+that may take at most: cells that are left, times `infer.workers`, times nodes, GPUs (cores, where
+there are none) and the time of a job; with `slurm.coming_back: chain` times the jobs of a chain.
+Elsewhere a job that comes back after its limit takes as much again, so it is the hours of one
+attempt of each. A halving counts what each rung has. Each key can be replaced on the command line:
 `--set resources.time=1h`, `--set sweep.grid.seed=[0]`.
 
 ## How YAML is read

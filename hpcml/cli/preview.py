@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcml.cli import text
 from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
 from hpcml.plan import Submission
 from hpcml.recipe.units import format_duration, format_memory
 from hpcml.render import render_job, render_script
 from hpcml.runs.folder import RunFolder
+from hpcml.runs.status import CellState
 
 
 def describe(submission: Submission) -> str:
@@ -47,8 +49,40 @@ def describe(submission: Submission) -> str:
         f"{format_duration(resources.time)} per attempt" if resources.time else "no time limit",
     ]
     lines.append(f"  each cell: {', '.join(part for part in each if part)}")
+    if cost := _cost(submission):
+        lines.append(f"  {cost}")
     lines.append(f"  run folder: {plan.folder}")
     return "\n".join(lines)
+
+
+def _cost(submission: Submission) -> str:
+    """The hours of GPUs, or else of cores, that what is submitted may take; empty if unlimited."""
+    plan, resources = submission.plan, submission.plan.resources
+    cells = len(submission.indices)
+    if submission.rung is not None:
+        cells += sum(plan.chain[submission.rung :])
+    if not resources.time or not cells:
+        return ""
+    if resources.gpus:
+        what, each = "GPU", resources.gpus
+    else:
+        what, each = "core", resources.processes * resources.cpus
+    attempts = cells * plan.workers * plan.links
+    hours = attempts * resources.nodes * each * resources.time / 3600
+    amount = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+    line = f"at most {amount} {what} {'hour' if amount == '1' else 'hours'}"
+    if plan.links > 1:
+        return f"{line}, if every chain needs its {plan.links} jobs"
+    return f"{line} for one attempt of each"
+
+
+def cell_lines(submission: Submission) -> Iterator[str]:
+    """The cells of a submission, a line each."""
+    plan = submission.plan
+    for index in submission.indices:
+        cell = plan.cells[index]
+        state = CellState(cell.id, index, "pending", cell.params)
+        yield f"  {text.cell_name(state, list(plan.swept))}"
 
 
 def name_of(submission: Submission) -> str:

@@ -37,6 +37,7 @@ _NAMED = 10
     help="Where to run: a site's name or file. [default: this host's, or local]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@click.option("--cells", is_flag=True, help="With --dry-run: list the cells as well.")
 @wait_option
 @root_option
 @click.pass_context
@@ -46,6 +47,7 @@ def command(
     settings: tuple[str, ...],
     site: str | None,
     dry_run: bool,
+    cells: bool,
     wait: bool,
     root: Path | None,
 ) -> None:
@@ -58,26 +60,31 @@ def command(
     from hpcml.recipe.load import load_stages
     from hpcml.site.search import find_site
 
+    if cells and not dry_run:
+        raise UserError("--cells lists what --dry-run would submit; give both")
     plans = compile_stages(load_stages(recipe, settings), find_site(site), root)
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         click.echo(f"note: {note}", err=True)
     if dry_run:
         for plan in plans:
-            preview(plan)
+            preview(plan, cells=cells)
     else:
         with no_reason_to_stop():
             code = run_plans(plans, wait=wait)
         context.exit(code)
 
 
-def preview(plan: Plan) -> None:
+def preview(plan: Plan, *, cells: bool = False) -> None:
     """The script goes to stdout, byte for byte; what it will do, to stderr."""
-    from hpcml.cli.preview import calls, describe, name_of, of_rung, text_of
+    from hpcml.cli.preview import calls, cell_lines, describe, name_of, of_rung, text_of
     from hpcml.launch.submit import next_submissions
 
     after: list[str] = []
     for submission in next_submissions(plan):
         click.echo(f"  {of_rung(submission)}" if after else describe(submission), err=True)
+        # The places of a later rung are nobody's yet.
+        if cells and not after:
+            click.echo("\n".join(cell_lines(submission)), err=True)
         if submission.indices:
             for line in calls(submission, after):
                 click.echo(line, err=True)
