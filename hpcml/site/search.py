@@ -17,6 +17,7 @@ from hpcml.recipe.yaml import load_yaml
 from hpcml.site.schema import Site
 
 DEFAULT = "local"
+_OF_ONE_SCHEDULER = {"machine": "local", "slurm": "slurm", "volcano": "volcano"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ def load_site(path: Path) -> FoundSite:
     site = checked(Site, document.data, problems)
     if site is not None:
         _check_match(site, problems)
+        for key, scheduler in _OF_ONE_SCHEDULER.items():
+            if site.scheduler != scheduler and document.data.get(key):
+                problems.add(
+                    (key,),
+                    f"the scheduler is {site.scheduler}, so it would not be used: leave it out, or "
+                    f"set scheduler: {scheduler}",
+                )
         _check_container(site, problems)
         if site.scheduler == "volcano":
             _check_volcano(site, problems)

@@ -87,3 +87,24 @@ def test_a_template_that_cannot_be_looked_at(place: Path) -> None:
     path = write(place / "site_configs", "mine", f"template: {'x' * 300}\n")
     with pytest.raises(UserError, match=r"mine.yaml:3: template: .*too long"):
         load_site(path)
+
+
+@pytest.mark.parametrize("scheduler", ["local", "slurm", "volcano"])
+@pytest.mark.parametrize(
+    ("key", "block", "of"),
+    [
+        ("machine", "{cpus: 2}", "local"),
+        ("slurm", "{links: 3}", "slurm"),
+        ("volcano", "{queue: q}", "volcano"),
+    ],
+)
+def test_keys_of_another_scheduler_are_refused(
+    place: Path, scheduler: str, key: str, block: str, of: str
+) -> None:
+    path = place / "mixed.yaml"
+    path.write_text(f"name: mixed\nscheduler: {scheduler}\npython: python3\n{key}: {block}\n")
+    if scheduler == of:
+        assert load_site(path).site.scheduler == scheduler
+        return
+    with pytest.raises(UserError, match=f"mixed.yaml:4: {key}: the scheduler is {scheduler}"):
+        load_site(path)
