@@ -84,6 +84,13 @@ def _checks(site: Site, stages: list[LoadedRecipe], root: Path | None) -> Iterat
         from hpcml.launch.volcano.probe import check_server
 
         yield from check_server(site)
+    asked = max((each.recipe.resources.gpus for each in stages), default=0)
+    if asked and site.scheduler == "local":
+        from hpcml.plan.resources import gpus
+
+        there = len(gpus(site))
+        said = f"a cell asks for {asked}, and there are {there}"
+        yield Check("GPUs of a cell", there >= asked, said)
     in_image = [each for each in stages if each.recipe.container is not None]
     if site.container is not None and (in_image or not stages):
         yield _runtime(site, required=bool(in_image))

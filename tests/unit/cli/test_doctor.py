@@ -43,6 +43,15 @@ def test_a_recipe_needs_only_its_own(doctor: Any, root: Path) -> None:
     assert not list(root.glob(".check*"))
 
 
+def test_a_recipe_that_asks_for_gpus(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for count, code in ((1, 0), (2, 1)):
+        found, checks = doctor(f"{COMMAND}resources: {{gpus: {count}}}\n")
+        assert found == code
+        assert checks["GPUs of a cell"]["seen"] == f"a cell asks for {count}, and there are 1"
+    assert "GPUs of a cell" not in doctor(COMMAND)[1]
+
+
 def test_a_python_without_packages(doctor: Any, tmp_path: Path) -> None:
     """A Python as a person has it before anything is installed."""
     bare = tmp_path / "bare"
