@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli import completion
-from hpcml.cli.options import root_option
+from hpcml.cli.options import root_option, site_option
 
 if TYPE_CHECKING:
     from hpcml.recipe.load import LoadedRecipe
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 @click.argument(
     "recipe", required=False, type=click.Path(path_type=Path), shell_complete=completion.recipes
 )
-@click.option(
-    "--site",
-    shell_complete=completion.sites,
-    help="A site's name or file. [default: this host's, or local]",
-)
+@site_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @root_option
 @click.pass_context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli import completion
-from hpcml.cli.options import root_option
+from hpcml.cli.options import dry_run_option, root_option, settings_option, site_option, wait_option
 
 if TYPE_CHECKING:
     from hpcml.plan import Plan
@@ -24,24 +24,10 @@ if TYPE_CHECKING:
     shell_complete=completion.recipes,
     help="The recipe, of the kind infer.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the recipe, such as infer.workers=4 (again for more).",
-)
-@click.option(
-    "--site",
-    shell_complete=completion.sites,
-    help="Where to run: a site's name or file. [default: this host's, or local]",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="On a cluster: follow the run to its end. Ctrl-C ends only that. [local: always]",
-)
+@settings_option
+@site_option
+@dry_run_option
+@wait_option
 @click.option("--more", type=click.IntRange(1, 10_000), help="Add so many workers to a run.")
 @click.option("--only-errors", is_flag=True, help="Ask the rows again that have no answer.")
 @click.option(

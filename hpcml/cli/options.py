@@ -25,3 +25,24 @@ wait_option = click.option(
     is_flag=True,
     help="On a cluster: follow the cells to their end. Ctrl-C ends only that. [local: always]",
 )
+
+#: Keys of the recipe that are other ones this time.
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the recipe, such as params.max_steps=10 (again for more).",
+)
+
+#: The site, by name or file.
+site_option = click.option(
+    "--site",
+    shell_complete=completion.sites,
+    help="Where to run: a site's name or file. [default: this host's, or local]",
+)
+
+#: Whether only to look.
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing."
+)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcml.cli import completion
+from hpcml.cli.options import settings_option, site_option
 from hpcml.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,18 +20,8 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("recipe", type=click.Path(path_type=Path), shell_complete=completion.recipes)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the recipe, such as params.tp=4 (again for more).",
-)
-@click.option(
-    "--site",
-    shell_complete=completion.sites,
-    help="Where it would run: a site's name or file. [default: this host's, or local]",
-)
+@settings_option
+@site_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(recipe: Path, settings: tuple[str, ...], site: str | None, as_json: bool) -> None:
     """Say what the training of RECIPE needs: memory, time, layouts, checkpoints, job lengths.

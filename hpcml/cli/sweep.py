@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli import completion
-from hpcml.cli.options import root_option, wait_option
+from hpcml.cli.options import dry_run_option, root_option, settings_option, site_option, wait_option
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 
@@ -24,19 +24,9 @@ _NAMED = 10
 
 @click.command("sweep")
 @click.argument("recipe", type=click.Path(path_type=Path), shell_complete=completion.recipes)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the recipe, such as params.max_steps=10 (again for more).",
-)
-@click.option(
-    "--site",
-    shell_complete=completion.sites,
-    help="Where to run: a site's name or file. [default: this host's, or local]",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@settings_option
+@site_option
+@dry_run_option
 @click.option("--cells", is_flag=True, help="With --dry-run: list the cells as well.")
 @wait_option
 @root_option
