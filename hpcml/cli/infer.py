@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli import completion
-from hpcml.cli.options import dry_run_option, root_option, settings_option, site_option, wait_option
+from hpcml.cli.options import (
+    dry_run_option,
+    root_option,
+    settings_option,
+    site_option,
+    wait_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from hpcml.plan import Plan
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 @site_option
 @dry_run_option
 @wait_option
+@yes_option
 @click.option("--more", type=click.IntRange(1, 10_000), help="Add so many workers to a run.")
 @click.option("--only-errors", is_flag=True, help="Ask the rows again that have no answer.")
 @click.option(
@@ -44,6 +52,7 @@ def command(
     site: str | None,
     dry_run: bool,
     wait: bool,
+    yes: bool,
     more: int | None,
     only_errors: bool,
     rerun: bool,
@@ -68,15 +77,14 @@ def command(
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         click.echo(f"note: {note}", err=True)
     if dry_run:
-        for plan in plans:
-            preview(plan)
+        preview(plans)
         return
     if more is not None:
         context.exit(max(add_workers(plan, more) for plan in plans if plan.kind == "infer"))
     if only_errors or rerun:
         _begin_rounds(plans, accept_changes=rerun)
     with no_reason_to_stop():
-        code = run_plans(plans, wait=wait)
+        code = run_plans(plans, wait=wait, yes=yes)
     context.exit(code)
 
 

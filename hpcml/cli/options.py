@@ -46,3 +46,8 @@ site_option = click.option(
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing."
 )
+
+#: Whether it may take more than the budget.
+yes_option = click.option(
+    "--yes", is_flag=True, help="Submit also what may take more than the budget allows."
+)

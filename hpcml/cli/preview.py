@@ -10,6 +10,7 @@ from hpcml.cli import text
 from hpcml.launch.slurm.scheduler import command
 from hpcml.launch.submit import at_a_time
 from hpcml.plan import Submission
+from hpcml.plan.cost import cost
 from hpcml.recipe.units import format_duration, format_memory
 from hpcml.render import render_job, render_script
 from hpcml.runs.folder import RunFolder
@@ -49,31 +50,20 @@ def describe(submission: Submission) -> str:
         f"{format_duration(resources.time)} per attempt" if resources.time else "no time limit",
     ]
     lines.append(f"  each cell: {', '.join(part for part in each if part)}")
-    if cost := _cost(submission):
-        lines.append(f"  {cost}")
+    if most := _cost(submission):
+        lines.append(f"  {most}")
     lines.append(f"  run folder: {plan.folder}")
     return "\n".join(lines)
 
 
 def _cost(submission: Submission) -> str:
     """The hours of GPUs, or else of cores, that what is submitted may take; empty if unlimited."""
-    plan, resources = submission.plan, submission.plan.resources
-    cells = len(submission.indices)
-    if submission.rung is not None:
-        cells += sum(plan.chain[submission.rung :])
-    if not resources.time or not cells:
+    most, links = cost(submission), submission.plan.links
+    if not most.hours:
         return ""
-    if resources.gpus:
-        what, each = "GPU", resources.gpus
-    else:
-        what, each = "core", resources.processes * resources.cpus
-    attempts = cells * plan.workers * plan.links
-    hours = attempts * resources.nodes * each * resources.time / 3600
-    amount = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
-    line = f"at most {amount} {what} {'hour' if amount == '1' else 'hours'}"
-    if plan.links > 1:
-        return f"{line}, if every chain needs its {plan.links} jobs"
-    return f"{line} for one attempt of each"
+    if links > 1:
+        return f"at most {most}, if every chain needs its {links} jobs"
+    return f"at most {most} for one attempt of each"
 
 
 def cell_lines(submission: Submission) -> Iterator[str]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcml.cli import completion
-from hpcml.cli.options import dry_run_option, root_option, settings_option, site_option, wait_option
+from hpcml.cli.options import (
+    dry_run_option,
+    root_option,
+    settings_option,
+    site_option,
+    wait_option,
+    yes_option,
+)
 from hpcml.cli.output import no_reason_to_stop
 from hpcml.errors import UserError
 
@@ -29,6 +36,7 @@ _NAMED = 10
 @dry_run_option
 @click.option("--cells", is_flag=True, help="With --dry-run: list the cells as well.")
 @wait_option
+@yes_option
 @root_option
 @click.pass_context
 def command(
@@ -39,6 +47,7 @@ def command(
     dry_run: bool,
     cells: bool,
     wait: bool,
+    yes: bool,
     root: Path | None,
 ) -> None:
     """Run every cell of RECIPE: here, to their end, or on a cluster, which goes on by itself.
@@ -56,40 +65,48 @@ def command(
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         click.echo(f"note: {note}", err=True)
     if dry_run:
-        for plan in plans:
-            preview(plan, cells=cells)
+        preview(plans, cells=cells)
     else:
         with no_reason_to_stop():
-            code = run_plans(plans, wait=wait)
+            code = run_plans(plans, wait=wait, yes=yes)
         context.exit(code)
 
 
-def preview(plan: Plan, *, cells: bool = False) -> None:
-    """The script goes to stdout, byte for byte; what it will do, to stderr."""
+def preview(plans: list[Plan], *, cells: bool = False) -> None:
+    """The scripts go to stdout, byte for byte; what they will do, to stderr."""
     from hpcml.cli.preview import calls, cell_lines, describe, name_of, of_rung, text_of
     from hpcml.launch.submit import next_submissions
+    from hpcml.plan.cost import over_budget
 
-    after: list[str] = []
-    for submission in next_submissions(plan):
-        click.echo(f"  {of_rung(submission)}" if after else describe(submission), err=True)
-        # The places of a later rung are nobody's yet.
-        if cells and not after:
-            click.echo("\n".join(cell_lines(submission)), err=True)
-        if submission.indices:
-            for line in calls(submission, after):
-                click.echo(line, err=True)
-            click.echo(text_of(submission), nl=False)
-        after = [f"<the jobs of {name_of(submission)}>"]
+    first: list[Submission] = []
+    for plan in plans:
+        after: list[str] = []
+        for submission in next_submissions(plan):
+            click.echo(f"  {of_rung(submission)}" if after else describe(submission), err=True)
+            # The places of a later rung are nobody's yet.
+            if cells and not after:
+                click.echo("\n".join(cell_lines(submission)), err=True)
+            if submission.indices:
+                for line in calls(submission, after):
+                    click.echo(line, err=True)
+                click.echo(text_of(submission), nl=False)
+            if not after:
+                first.append(submission)
+            after = [f"<the jobs of {name_of(submission)}>"]
+    for line in over_budget(first):
+        click.echo(f"note: {line}; --yes submits it all the same", err=True)
 
 
-def run_plans(plans: list[Plan], *, wait: bool) -> int:
+def run_plans(plans: list[Plan], *, wait: bool, yes: bool = False) -> int:
     """Run the stages of a recipe, mostly one; the exit code is that of the first that fails."""
+    from hpcml.cli.budget import keep_to_budget
     from hpcml.cli.preview import text_of
     from hpcml.launch.submit import create_run, left_before, next_submissions
 
     previews = [next_submissions(plan)[0] for plan in plans]
     for preview in previews:
         text_of(preview)  # a fault must show before anything is made
+    keep_to_budget(previews, yes=yes)
     runs: list[RunFolder] = []
     later: list[str] = []
     for plan, preview in zip(plans, previews, strict=True):

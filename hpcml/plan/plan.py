@@ -26,6 +26,7 @@ from hpcml.plan.volcano import Job, Pod, jobs_of, pod_of
 from hpcml.recipe.cell import Cell
 from hpcml.recipe.halving import rungs
 from hpcml.recipe.load import LoadedRecipe
+from hpcml.recipe.schema import Spending
 from hpcml.recipe.search import search_of
 from hpcml.recipe.stages import Reference, Stages
 from hpcml.recipe.sweep import expand
@@ -60,6 +61,7 @@ class Plan:
     pack: int
     workers: int
     max_running: int | None
+    budget: Spending
     retry: dict[str, int]
     layout: dict[str, Any]
     env_from: tuple[str, ...]
@@ -317,6 +319,7 @@ def compile_plan(
         pack=recipe.array.pack,
         workers=recipe.infer.workers if recipe.infer else 1,
         max_running=recipe.array.max_running,
+        budget=recipe.budget,
         retry=recipe.retry.model_dump(),
         layout=dict(cells[0].layout),
         env_from=tuple(recipe.env_from),

@@ -17,6 +17,7 @@ from hpcml.plan.plan import Plan
 from hpcml.plan.resources import Resources
 from hpcml.plan.volcano import Pod
 from hpcml.recipe.cell import ABSENT, Cell, Entry, Row, canonical_json
+from hpcml.recipe.schema import Spending
 from hpcml.site.schema import Site
 
 
@@ -69,6 +70,7 @@ def stored_plan(folder: Path) -> Plan:
             pack=document["array"]["pack"],
             workers=document["workers"],
             max_running=document["array"]["max_running"],
+            budget=Spending(),  # that of the recipe is for the command that is given with it
             retry=document["retry"],
             layout=document["layout"],
             env_from=tuple(document["env_from"]),

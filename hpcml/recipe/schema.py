@@ -239,6 +239,17 @@ class Resources(Block):
         return self.nodes * self.processes_per_node
 
 
+class Spending(Block):
+    """A budget: what may take more is submitted only by who says that it shall."""
+
+    gpu_hours: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Hours of GPUs, for cells that have GPUs."
+    )
+    core_hours: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Hours of cores, for cells without GPUs."
+    )
+
+
 class Array(Block):
     """How cells are put into jobs."""
 
@@ -490,6 +501,11 @@ class Recipe(Block):
     slurm: SlurmOptions = Field(
         default_factory=SlurmOptions,
         description="Options of sbatch for sites with Slurm; elsewhere they are not used.",
+    )
+    budget: Spending = Field(
+        default_factory=Spending,
+        description="What a submission may take at most, as its preview counts it; over that, "
+        "`sweep` and `infer` ask, or refuse where nobody can answer, unless `--yes` is given.",
     )
     array: Array = Field(default_factory=Array, description="How cells are put into jobs.")
     checkpoint: Checkpoint = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from hpcml.recipe.container import SiteBindText
-from hpcml.recipe.schema import VariableName
+from hpcml.recipe.schema import Spending, VariableName
 from hpcml.recipe.slurm import SlurmOptions
 from hpcml.recipe.units import Duration, Memory
 from hpcml.recipe.validation import Block
@@ -191,6 +191,11 @@ class Site(Block):
     storage: Storage = Field(
         default_factory=Storage,
         description="How fast the runs root is; `hpcml plan` computes with it.",
+    )
+    budget: Spending = Field(
+        default_factory=Spending,
+        description="What one command may submit at most, as its preview counts it; over that, "
+        "`sweep` and `infer` ask, or refuse where nobody can answer, unless `--yes` is given.",
     )
     node_mtbf: Annotated[Duration, Field(gt=0)] = Field(
         NODE_MTBF,
