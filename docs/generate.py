@@ -57,9 +57,9 @@ Elsewhere a job that comes back after its limit takes as much again, so it is th
 attempt of each. A halving counts what each rung has. Each key can be replaced on the command line:
 `--set resources.time=1h`, `--set sweep.grid.seed=[0]`.
 
-With `budget: {gpu_hours: 500}` in a recipe, or in a site for all recipes there, what may take more is
-submitted by `sweep` and `infer` only if you answer yes, or give `--yes`; where nobody can answer it is
-refused (exit code 2).
+With `budget: {gpu_hours: 500}` in a recipe, or in a site for all recipes there, what may take more
+is submitted by `sweep` and `infer` only if you answer yes, or give `--yes`; where nobody can answer
+it is refused (exit code 2).
 
 ## How YAML is read
 
