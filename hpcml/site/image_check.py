@@ -25,7 +25,7 @@ OLDEST = {
     "deepspeed": "0.18",
     "megatron-core": "0.16",
     "psutil": "0",
-    "vllm": "0.11",
+    "vllm": "0.14",
     "sglang": "0.5",
 }
 _MODULES = {"megatron-core": "megatron.core"}
