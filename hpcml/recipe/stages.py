@@ -41,19 +41,20 @@ class Unknown:
         self.token = token
 
     def __eq__(self, other: object) -> bool:
-        self._refuse()
+        _refuse()
 
     def __bool__(self) -> bool:
-        self._refuse()
+        _refuse()
 
     def __str__(self) -> str:
-        self._refuse()
+        _refuse()
 
-    def _refuse(self) -> NoReturn:
-        raise TypeError(
-            "the value is known only when the cell starts, so it can be put into a text, and "
-            "nothing be computed from it"
-        )
+
+def _refuse() -> NoReturn:
+    raise TypeError(
+        "the value is known only when the cell starts, so it can be put into a text, and "
+        "nothing be computed from it"
+    )
 
 
 class Reference(Mapping[str, Any]):
@@ -82,6 +83,12 @@ class Reference(Mapping[str, Any]):
         if name not in self._known():
             raise KeyError(name)
         return Reference(self._run, (*self._parts, name), self._params, self._ranked)
+
+    def __eq__(self, other: object) -> bool:
+        _refuse()
+
+    def __bool__(self) -> bool:
+        _refuse()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known())

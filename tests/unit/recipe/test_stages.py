@@ -100,6 +100,21 @@ def test_another_first_stage_is_another_run_of_all(recipe: Path) -> None:
         ('best.params.lr }}", s', 'best.params.lrr }}", s', "no part 'lrr'; did you mean 'lr'?"),
         ("stages.middle.run", "stages.middle.best.params.lr", "known: learning_rate, seed"),
         ("stages.middle.run", "stages.middle.best.params.seed.x", "no part 'x'"),
+        (
+            "stages.middle.run",
+            "'a' if stages.middle.best.params.seed == 3 else 'b'",
+            "the value is known only when the cell starts",
+        ),
+        (
+            "stages.middle.run",
+            "'a' if stages.middle.best.params.seed else 'b'",
+            "the value is known only when the cell starts",
+        ),
+        (
+            "stages.middle.run",
+            "stages.middle.best.params.seed in [3]",
+            "the value is known only when the cell starts",
+        ),
         ("seed: 3", "global_batch_size: '{{ stages.first.best.params.lr }}'", "depend on it"),
         ("seed: 3", "seed: 'x{{ stages.first.best.params.lr }}'", "alone, and no more"),
         ("kind: train", "kind: trian", "recipe.yaml:17: kind"),
