@@ -299,11 +299,16 @@ def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> st
         return ""
     width = min(width, len(finite))
     cuts = [len(finite) * place // width for place in range(width + 1)]
-    means = [sum(finite[first:last]) / (last - first) for first, last in pairwise(cuts)]
-    low, high = min(means), max(means)
+    # Halves, and each divided before the sum: the largest floats would be infinite together.
+    halves = [
+        sum(value / (last - first) / 2 for value in finite[first:last])
+        for first, last in pairwise(cuts)
+    ]
+    low = min(halves)
+    span = max(halves) - low
     levels = _LEVELS[plain]
-    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
-    return "".join(levels[min(7, round((mean - low) * scale))] for mean in means)
+    top = len(levels) - 1
+    return "".join(levels[round((half - low) / span * top) if span else 0] for half in halves)
 
 
 def _bar(counts: dict[str, int], total: int, width: int, *, plain: bool) -> Text:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -282,6 +282,9 @@ class TestDashboard:
         assert "750 rows" in frame(cell, other)[2]
 
 
+@example([8.9e307, 1.7e308], 1, False)
+@example([-1.7e308, 1.7e308], 2, False)
+@example([0.0, 5e-324], 2, False)
 @given(
     st.lists(st.floats() | st.integers(-(10**9), 10**9), max_size=50),
     st.integers(1, 20),
