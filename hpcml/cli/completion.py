@@ -60,16 +60,19 @@ def cells(context: click.Context, parameter: click.Parameter, typed: str) -> lis
 
 def sites(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Names of sites; files where a path is begun."""
-    from hpcml.site.search import site_files
+    names: list[str] = []
+    with suppress(UserError, OSError):
+        from hpcml.site.search import site_files
 
-    return _beginning(typed, site_files()) or _path(typed, "file")
+        names = list(site_files())
+    return _beginning(typed, names) or _path(typed, "file")
 
 
 def recipes(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """YAML files; folders where none is called so."""
     before = typed[: typed.rfind("/") + 1]
     found: list[str] = []
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: ~ of somebody who is not there
         entries = os.listdir(Path(before or ".").expanduser())
         found = [f"{before}{name}" for name in sorted(entries) if name.endswith((".yaml", ".yml"))]
     return _beginning(typed, found) or _path(typed, "dir")

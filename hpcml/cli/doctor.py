@@ -103,8 +103,10 @@ def _checks(site: Site, stages: list[LoadedRecipe], root: Path | None) -> Iterat
         kinds = list(NEEDS)
     python = site.python or sys.executable
     yield from check_kinds(python, list(dict.fromkeys(kinds)), required=bool(stages))
-    if not stages or any(each.recipe.sweep.search for each in stages):
-        yield _search(required=bool(stages))
+    searches = [each.recipe.sweep.search for each in stages]
+    samplers: set[str] = {search.sampler for search in searches if search}
+    if not stages or samplers:
+        yield _search(samplers)
 
 
 def _runtime(site: Site, *, required: bool) -> Check:
@@ -127,14 +129,17 @@ def _runtime(site: Site, *, required: bool) -> Check:
     return Check("containers", True, said.stdout.strip())
 
 
-def _search(*, required: bool) -> Check:
+def _search(samplers: set[str]) -> Check:
+    """Whether there is what these samplers need; none of them: what any needs, and no fault."""
     from hpcml.site.check import Check
 
-    missing = [name for name in ("optuna", "cmaes", "scipy") if not importlib.util.find_spec(name)]
+    needs = {"cmaes": "cmaes", "qmc": "scipy"}
+    names = ["optuna", *(needs[each] for each in needs if not samplers or each in samplers)]
+    missing = [name for name in names if not importlib.util.find_spec(name)]
     if not missing:
-        return Check("sweep.search", True, "optuna, cmaes, scipy")
+        return Check("sweep.search", True, ", ".join(names))
     return Check(
         "sweep.search",
-        False if required else None,
+        False if samplers else None,
         f"missing: {', '.join(missing)}: pip install 'hpcml[search]'",
     )

@@ -34,16 +34,19 @@ class Course:
                 self._values[found.get(self._along, self._count)] = found[self._metric]
             self._count += 1
         while len(self._values) > _POINTS:
-            self._values = dict(sorted(self._values.items())[::2])
+            # From the end, since the newest one is what they come to.
+            self._values = dict(sorted(self._values.items(), reverse=True)[::2])
         return sorted(self._values.items())
 
 
 def summed(courses: list[list[tuple[float, float]]]) -> list[float]:
     """What several reporters have together at each time at which one of them says its value."""
     last: dict[int, float] = {}
+    total = 0.0
     together = []
     points = [(at, who, value) for who, course in enumerate(courses) for at, value in course]
     for _, who, value in sorted(points):
+        total += value - last.get(who, 0.0)
         last[who] = value
-        together.append(sum(last.values()))
+        together.append(total)
     return together

@@ -208,13 +208,13 @@ class Attempt:
         """
         self.ranks.close()
         self._clear()
-        with self._harmless():
-            if self._curves is not None:
-                self._curves.close()
         if outcome.cause in ("done", "rung") and self.context.worker is None:
             os.makedirs(os.path.dirname(self.result_path), exist_ok=True)
             events.write_json(self.result_path, self._result(outcome))
         self.record(self.ranks.number, outcome, again)
+        with self._harmless():
+            if self._curves is not None:
+                self._curves.close()
         self._remove_stop_file()
 
     def record(self, number: int, outcome: Outcome, again: bool) -> None:

@@ -113,7 +113,11 @@ def main() -> None:
     except OSError as error:
         print(f"hpcml: {error.filename or run_dir}: {error.strerror}", file=sys.stderr)
         sys.exit(CANNOT_WRITE)
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"hpcml: {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
 
 
 if __name__ == "__main__":

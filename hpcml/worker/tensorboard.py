@@ -8,6 +8,7 @@ Sources: the record format in tensorflow/core/lib/io/record_writer.h, the fields
 tensorflow/core/util/event.proto and summary.proto.
 """
 
+import errno
 import glob
 import json
 import os
@@ -19,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 _PREFIX = "events.out.tfevents"
-_HEADERS = 2  # records of a file before those of the metrics
 _STEPS = ("step", "total_steps")
-_LONGEST_NAME = 120
+_LONGEST_NAME = 120  # bytes
 _READ_AT_ONCE = 1 << 20  # bytes of metrics: the worker has signals to hand on as well
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _START = 1  # of a session: what was known of its step and later ones no longer counts
+_SUMMARY = 5  # the field of an event that a line of the metrics becomes
 
 
 def folder_of(run_dir: str, cell: "dict[str, Any]", swept: Sequence[str]) -> str:
@@ -37,7 +38,8 @@ def folder_of(run_dir: str, cell: "dict[str, Any]", swept: Sequence[str]) -> str
     """
     values = " ".join(f"{name}={cell['params'][name]}" for name in swept if name in cell["params"])
     name = re.sub(r"[^\w.=+,@ -]", "_", f"{cell['index']} {values}".strip())
-    return os.path.join(run_dir, "tensorboard", name[:_LONGEST_NAME].rstrip())
+    short = name.encode()[:_LONGEST_NAME].decode(errors="ignore").rstrip()
+    return os.path.join(run_dir, "tensorboard", short)
 
 
 def folders_of(run_dir: str, index: int) -> "list[str]":
@@ -60,6 +62,8 @@ class EventFile:
         self._metrics = metrics
         self._attempt = attempt
         self._lines = sum(map(_lines_of, glob.glob(f"{glob.escape(folder)}/{_PREFIX}.*")))
+        # What attempts before have reported, of which a kill may have kept some from the files.
+        self._before = _count_lines(metrics)
         self._offset: Optional[int] = None
         self._file: Optional[int] = None
 
@@ -74,12 +78,15 @@ class EventFile:
         records = []
         if self._file is None:
             self._file = self._begin()
-            first = _step(lines[0], self._lines)
-            records += [_file_version(), _session_start(first)]
+            records.append(_file_version())
         for line in lines:
+            if self._lines == self._before:
+                records.append(_session_start(_step(line, self._lines)))
             records.append(_event(line, self._lines))
             self._lines += 1
-        os.write(self._file, b"".join(map(_record, records)))
+        text = b"".join(map(_record, records))
+        if os.write(self._file, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
         return True
 
     def close(self) -> None:
@@ -115,14 +122,31 @@ class EventFile:
 
 def _lines_of(path: str) -> int:
     """How many lines of the metrics are in an event file, without what a crash cut off."""
-    return max(0, sum(1 for _ in _records(path)) - _HEADERS)
+    return sum(_is_line(record) for record in _records(path))
+
+
+def _is_line(record: bytes) -> bool:
+    """Whether an event comes from the metrics: what follows its time and its step says it."""
+    place = 10  # behind the time, which has nine bytes, and the key of the step
+    while record[place] & 0x80:
+        place += 1
+    return record[place + 1] == _SUMMARY << 3 | _BYTES
+
+
+def _count_lines(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            return sum(line.endswith(b"\n") for line in file)
+    except FileNotFoundError:
+        return 0
 
 
 def _records(path: str) -> "Iterator[bytes]":
+    """The records of a file, up to the first that is not whole."""
     with open(path, "rb") as file:
         while True:
             head = file.read(12)
-            if len(head) < 12:
+            if len(head) < 12 or _checksum(head[:8]) != head[8:]:
                 return
             (length,) = struct.unpack("<Q", head[:8])
             body = file.read(length + 4)
@@ -154,7 +178,7 @@ def _event(line: bytes, number: int) -> bytes:
         for name, value in _parsed(line).items()
         if name not in _STEPS and isinstance(value, (int, float))
     )
-    return _timed(_step(line, number), _field(5, _BYTES, values))
+    return _timed(_step(line, number), _field(_SUMMARY, _BYTES, values))
 
 
 def _file_version() -> bytes:

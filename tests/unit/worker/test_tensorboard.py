@@ -73,6 +73,39 @@ def test_a_training_that_goes_back_shows_one_curve(tmp_path: Path) -> None:
     assert curves(folder) == {"loss": list(enumerate(map(float, values), 1))}
 
 
+def test_what_was_not_drawn_before_a_kill_counts_once(tmp_path: Path) -> None:
+    """The rest of the attempt before belongs to its own course, which the new one replaces."""
+    metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "curves"
+    EventFile(str(folder), str(metrics), 1)
+    report(metrics, *({"step": step, "loss": 1} for step in range(1, 9)))  # and nothing was drawn
+    file = EventFile(str(folder), str(metrics), 2)
+    report(metrics, *({"step": step, "loss": 2} for step in range(4, 7)))
+    file.close()
+    assert curves(folder) == {"loss": [(step, 1.0 if step < 4 else 2.0) for step in range(1, 7)]}
+
+
+@pytest.mark.parametrize("tail", [bytes(100), b"\xff" * 40, b"\x01" + bytes(30)])
+def test_what_follows_a_torn_record_is_not_believed(tmp_path: Path, tail: bytes) -> None:
+    metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "curves"
+    report(metrics, {"step": 1, "loss": 1})
+    EventFile(str(folder), str(metrics), 1).close()
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes() + tail)
+    report(metrics, {"step": 2, "loss": 2})
+    EventFile(str(folder), str(metrics), 2).close()
+    assert [step for step, _ in curves(folder)["loss"]] == [1, 2]
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "curves"
+    file = EventFile(str(folder), str(metrics), 1)
+    report(metrics, {"step": 1, "loss": 1})
+    write = os.write
+    monkeypatch.setattr("os.write", lambda to, text: write(to, text[:20]))
+    with pytest.raises(OSError, match="No space left"):
+        file.follow()
+
+
 def test_what_names_no_step_is_counted(tmp_path: Path) -> None:
     metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "curves"
     for attempt in (1, 2):
@@ -124,6 +157,7 @@ def test_the_folder_says_which_cell(tmp_path: Path) -> None:
     assert name({}) == "7"
     assert name({"data": "../a\0/'b'\n"}, "data") == "7 data=.._a___b_"
     assert len(name({"text": "x" * 500}, "text")) == 120
+    assert len(name({"text": "漢" * 500}, "text").encode()) <= 120
 
 
 def test_the_worker_writes_them(tmp_path: Path) -> None:
